@@ -1,0 +1,210 @@
+"""The results of an analysis, as frozen values. What each figure means is defined in docs/explanation/accounting.md.
+
+Times are int ns on the clock of the rank's own capture. None means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How much a finding matters: error from 10 % of the step, warning from 2 %, else info."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where the time of one window goes on one GPU; compute + exposed_comm + exposed_copy + idle = wall."""
+
+    wall_ns: int
+    compute_ns: int
+    exposed_comm_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+    comm_ns: int
+    overlapped_comm_ns: int
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Overlapped over total communication, 0 to 1; None where there is no communication."""
+        return self.overlapped_comm_ns / self.comm_ns if self.comm_ns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of one rank: the window from its anchor to the next step's."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    account: Account
+    by_phase: dict[str, Account] = field(default_factory=dict)
+    """forward, backward, optimizer, data, other; the windows of the phases tile the step. Empty without phase ranges."""
+    exposed_comm_by_cause: dict[str, int] = field(default_factory=dict)
+    exposed_copy_by_cause: dict[str, int] = field(default_factory=dict)
+    idle_by_cause: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """The share of one module (layer) in a rank's steady steps; its account sums over those steps."""
+
+    module: str
+    account: Account
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """How a rank's clock relates to the first rank's: subtract ``offset_ns`` from its times."""
+
+    offset_ns: int | None
+    drift_ppm: float | None
+    uncertainty_ns: int | None
+    method: str | None
+    """``same_capture``, ``session_start`` (coarse: the captures' wall-clock start) or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank's figures."""
+
+    rank: int
+    rank_source: str
+    host: str | None
+    pid: int
+    device: int
+    device_name: str | None
+    capture: int
+    """Index into `Analysis.captures`."""
+    clock: Clock
+    totals: Account
+    start_ns: int
+    end_ns: int
+    """The window of ``totals``: first GPU operation's start to last one's end (cut to --window)."""
+    main_stream: int | None
+    """The compute stream with most compute time, which anchors the steps."""
+    step_source: str | None
+    """Which ranges the steps come from, e.g. ``ProfilerStep#``; None without steps."""
+    steps: tuple[Step, ...]
+    modules: tuple[Module, ...]
+    """Costliest first; empty where NVTX tells of none."""
+    kernels: int
+    kernels_launched: int
+    """How many kernels have their launch row: the share that NVTX can be attributed to."""
+    opaque_ns: int
+    """Time of CUDA graphs traced as a whole: compute of unknown content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """One capture file, as far as results need it."""
+
+    path: str
+    format: str
+    nsys_version: str | None
+    schema_version: str | None
+    ranks: tuple[int, ...]
+    auxiliary: tuple[tuple[int, int], ...]
+    """(pid, device) pairs with copies only."""
+    diagnostics: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """The steps that figures are quoted for: without the first, and without slow leading ones."""
+
+    steps: tuple[int, ...]
+    left_out: tuple[int, ...]
+    """Leading steps left out as warm-up."""
+    step_time_ns: int
+    """Median over steps and ranks."""
+    step_time_p95_ns: int
+    account: Account
+    """Mean a step over ranks, rounded so that the identity still holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """All collectives of one communicator and op."""
+
+    communicator: str | None
+    """Hash of the NCCL communicator in hex; None where the capture does not tell."""
+    op: str
+    """all_gather, reduce_scatter, all_reduce, broadcast, reduce, send_recv, all_to_all, or unknown."""
+    ranks: tuple[int, ...]
+    count: int
+    """Collectives, each counted once: the largest number of operations on any one rank."""
+    bytes: int | None
+    """Median message of one collective: the full tensor (per-rank bytes × ranks for gathers and scatters)."""
+    bytes_source: str | None
+    """``nccl_payload``, ``annotation`` or None."""
+    comm_ns: int
+    """Sum over ranks of the measure of these operations' union."""
+    exposed_ns: int
+    """Sum over ranks; summed over all collectives it equals the ranks' exposed communication."""
+    overlap_ratio: float | None
+    transfer_ns: int | None
+    """Median over collectives of the shortest duration over ranks; None unless all ranks were captured."""
+    peer_wait_ns: int | None
+    """Sum over ranks and collectives of the time beyond the transfer."""
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One measured fact behind a finding."""
+
+    metric: str
+    value: float | int | str | None
+    unit: str
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rule reports: a claim, what it costs, the proof, and what to try."""
+
+    rule: str
+    severity: Severity
+    title: str
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    cost_ns: int | None
+    """Recoverable time a step, mean over ranks; None where the rule is not about time."""
+    gain_ns: int | None
+    """By how much a step gets shorter when mended, by replay; None without one."""
+    evidence: tuple[Evidence, ...]
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRule:
+    """A rule that could not be checked, and the capture flags that would let it."""
+
+    rule: str
+    reason: str
+    capture_with: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything `tracekit.analyze` found out about a timeline."""
+
+    captures: tuple[Capture, ...]
+    ranks: tuple[Rank, ...]
+    steady: Steady | None
+    """None where the capture has no steps."""
+    collectives: tuple[Collective, ...]
+    """Most exposed time first."""
+    findings: tuple[Finding, ...]
+    """Costliest first."""
+    skipped_rules: tuple[SkippedRule, ...]
+    remedies: tuple[tuple[str, str], ...] = ()
+    """What could not be told from these captures, each with the nsys flag (or change) that would tell it."""

@@ -1,0 +1,193 @@
+"""The timeline: captures in memory, as columns.
+
+Everything here is frozen and columnar. Times are int64 nanoseconds on the clock of the capture that the row came from;
+intervals are half open, ``[start, end)``. Only the readers make these tables and nothing later changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+Bool = NDArray[np.bool_]
+
+NONE = -1
+"""Marks "no such row", "no such name", "no such stream" in the index columns below."""
+
+
+class Kind(IntEnum):
+    """What a GPU operation counts as. Classified operation by operation, never stream by stream."""
+
+    COMPUTE = 0
+    COMM = 1
+    COPY = 2
+
+
+class Source(IntEnum):
+    """Which kind of activity a GPU operation was recorded as."""
+
+    KERNEL = 0
+    GRAPH = 1
+    MEMCPY = 2
+    MEMSET = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ops:
+    """GPU operations of one rank, sorted by start (then end). All columns have one length, n."""
+
+    start: Int64
+    end: Int64
+    stream: Int32
+    kind: Int8
+    """`Kind`."""
+    source: Int8
+    """`Source`. A CUDA graph traced as a whole (GRAPH) is compute of unknown content."""
+    name: Int32
+    """Index into `Timeline.names`; copies carry a made-up name such as ``memcpy HtoD``."""
+    call: Int32
+    """Row in the process's `Calls` that launched the operation, or NONE where the capture lacks it."""
+    nccl: Int32
+    """Row in the process's `Ranges` of the innermost NCCL-domain range around the launch, or NONE."""
+    bytes: Int64
+    """Size of a copy; NONE for kernels and where the capture lacks it."""
+    pageable: Bool
+    """A copy with pageable host memory at one end."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calls:
+    """CUDA API calls of one process, sorted by start; one row for each correlation id (runtime over driver)."""
+
+    start: Int64
+    end: Int64
+    thread: Int64
+    """globalTid as nsys writes it."""
+    name: Int32
+    """Index into `Timeline.names`, e.g. ``cudaLaunchKernel``; version suffixes such as ``_v7000`` removed."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ranges:
+    """NVTX push/pop and start/end ranges of one process, sorted by start, longer ones first."""
+
+    start: Int64
+    end: Int64
+    """A range that was still open when the capture ended has the capture's end here, and ``open`` set."""
+    open: Bool
+    thread: Int64
+    domain: Int32
+    """Index into `Timeline.names`, or NONE for the default domain and where the capture does not tell."""
+    name: Int32
+    """Index into `Timeline.names`; serial numbers in names of torch's emit_nvtx removed."""
+    value: Int64
+    """Integer payload, or NO_VALUE."""
+    payload: dict[int, bytes] = field(default_factory=dict)
+    """Binary payload by row, only for rows that have one."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+NO_VALUE = np.iinfo(np.int64).min
+"""Marks a range without an integer payload (every other int64 is a possible payload)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Syncs:
+    """CUDA synchronisation records of one process (not GPU work), sorted by start."""
+
+    start: Int64
+    end: Int64
+    type: Int8
+    """1 event synchronise, 2 stream wait event, 3 stream synchronise, 4 context synchronise; 0 unknown."""
+    stream: Int32
+    call: Int32
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Process:
+    """One operating-system process in one capture, with what its host threads did."""
+
+    capture: int
+    """Index into `Timeline.captures`."""
+    pid: int
+    name: str | None
+    calls: Calls
+    ranges: Ranges
+    marks: tuple[tuple[str | None, str], ...]
+    """NVTX marks that carry facts about the run: (domain, text)."""
+    syncs: Syncs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureInfo:
+    """Facts about one capture file."""
+
+    path: str
+    format: str
+    """``nsys-sqlite`` or ``nsys-rep``."""
+    nsys_version: str | None
+    schema_version: str | None
+    host: str | None
+    start_epoch_ns: int | None
+    """Wall-clock time of the capture's time zero, where known: a coarse clock across captures."""
+    stop_ns: int | None
+    """End of the capture on its own clock."""
+    lacks: tuple[str, ...]
+    """What the capture could have held and does not: keys of `readers.nsys_sqlite.REMEDIES`."""
+    diagnostics: tuple[str, ...]
+    """The profiler's own warnings, most severe first."""
+    notes: tuple[str, ...]
+    """What the reader had to pass over, in words."""
+    tables: dict[str, int]
+    """Tables that hold rows, with an upper bound of their number."""
+    auxiliary: tuple[tuple[int, int], ...]
+    """(pid, device) pairs without compute and communication kernels: not ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankTrack:
+    """One rank: a (process, device) pair with compute or communication kernels."""
+
+    rank: int
+    rank_source: str
+    process: int
+    """Index into `Timeline.processes`."""
+    pid: int
+    device: int
+    device_name: str | None
+    host: str | None
+    ops: Ops
+    communicators: tuple[tuple[int, int, int], ...] = ()
+    """(communicator hash, number of ranks, rank in it) from NCCL's CommInitRank payloads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """All captures of one job: the input of every analysis."""
+
+    captures: tuple[CaptureInfo, ...]
+    processes: tuple[Process, ...]
+    ranks: tuple[RankTrack, ...]
+    """Sorted by rank."""
+    names: Sequence[str]
+    """Every distinct name, once; the tables above hold indices."""
+    rank_conflicts: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """(rank, captures that claim it), for each rank that more than one (process, device) pair claims."""
