@@ -44,7 +44,7 @@ class Step:
     end_ns: int
     account: Account
     by_phase: dict[str, Account] = field(default_factory=dict)
-    """forward, backward, optimizer, data, other; the windows of the phases tile the step. Empty without phase ranges."""
+    """forward, backward, optimizer, data, other; their windows tile the step. Empty without phase ranges."""
     exposed_comm_by_cause: dict[str, int] = field(default_factory=dict)
     exposed_copy_by_cause: dict[str, int] = field(default_factory=dict)
     idle_by_cause: dict[str, int] = field(default_factory=dict)
