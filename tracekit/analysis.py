@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.config import DEFAULT, Thresholds
-from tracekit.errors import UsageError
+from tracekit.errors import NoGpuWorkError, UsageError
 from tracekit.metrics.accounting import Covers, account, accounts
 from tracekit.metrics.collectives import RankCollectives, collectives, rank_collectives
+from tracekit.metrics.host import host_ranks
 from tracekit.metrics.labels import Vocabulary, main_thread, vocabulary
 from tracekit.metrics.phases import modules_of_window, phases_of_steps
 from tracekit.metrics.steady import steady_steps
@@ -37,14 +38,19 @@ class Options:
     skip_warmup: int | None = None
     """Leave out exactly this many leading steps from the steady ones; None: by the rule."""
     rules: bool = True
+    allow_no_gpu: bool = False
+    """Report the NVTX view of captures that hold no rank."""
     thresholds: Thresholds = DEFAULT
 
 
 def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     """Account for every nanosecond of a timeline.
 
-    Raises `UsageError` when the options pick nothing: a rank or step that is not there, a window without GPU work.
+    Raises `UsageError` when the options pick nothing: a rank or step that is not there, a window without GPU work; and
+    `NoGpuWorkError` when there is no rank (with ``allow_no_gpu``: nor an NVTX step).
     """
+    if not timeline.ranks:
+        return _host_view(timeline, options)
     tracks = _picked_ranks(timeline, options)
     measured = [_measure(timeline, track, options) for track in tracks]
     if options.step_marker is not None and not any(m.steps for m in measured):
@@ -80,6 +86,24 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
         findings=findings,
         skipped_rules=skipped,
         remedies=_remedies(timeline, ranks),
+    )
+
+
+def _host_view(timeline: Timeline, options: Options) -> Analysis:
+    ranks = host_ranks(timeline, options.step_marker) if options.allow_no_gpu else ()
+    if not ranks:
+        raise NoGpuWorkError(
+            "the captures hold no GPU work" + (", and no NVTX range marks a step" if options.allow_no_gpu else ""),
+            hint="Capture with nsys profile -t cuda,nvtx, on the machine with the GPU.",
+        )
+    return Analysis(
+        captures=tuple(_capture(timeline, i, ()) for i in range(len(timeline.captures))),
+        ranks=(),
+        steady=None,
+        collectives=(),
+        findings=(),
+        skipped_rules=(),
+        host_ranks=ranks,
     )
 
 

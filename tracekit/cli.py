@@ -108,7 +108,7 @@ class Window(click.ParamType[tuple[int | None, int | None]]):
             self.fail(f"{text!r} is not a time with a unit (s, ms, us, ns)", param, ctx)
         unit = UNITS_NS[match[3]]
         fraction = match[2] or ""
-        return int(match[1]) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
+        return int(match[1]) * unit + int(fraction.ljust(9, "0")) * unit // UNITS_NS["s"]
 
 
 class Numbers(click.ParamType[frozenset[int]]):
@@ -164,6 +164,9 @@ def main() -> None:
 )
 @click.option("--no-rules", is_flag=True, help="Account only; check no rules.")
 @click.option(
+    "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
+)
+@click.option(
     "--fail-on", type=click.Choice(SEVERITIES), help="Exit with status 1 if a finding is this severe or more."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show all findings and collectives, with their evidence.")
@@ -179,6 +182,7 @@ def analyze(
     skip_warmup: int | None,
     step_marker: str | None,
     no_rules: bool,
+    allow_no_gpu: bool,
     fail_on: str | None,
     verbose: bool,
     quiet: bool,
@@ -201,10 +205,13 @@ def analyze(
         step_marker=step_marker,
         skip_warmup=skip_warmup,
         rules=not no_rules,
+        allow_no_gpu=allow_no_gpu,
     )
     with _progress(quiet) as (progressing, shown):
-        timeline = open_captures(*captures, progressing=progressing, show_export=shown)
+        timeline = open_captures(*captures, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
     analysis = analyze_timeline(timeline, options)
+    if html_path and not analysis.ranks:
+        raise UsageError("--html: there is no GPU work to draw", hint="Use --json for the NVTX view.")
     wrote: list[tuple[str, int]] = []
     if json_path:
         from tracekit.report.json import render_json
@@ -265,16 +272,20 @@ def _progress(quiet: bool) -> Iterator[tuple[Callable[[str], Callable[[int, int]
 
 
 def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: list[tuple[str, int]]) -> None:
-    from tracekit.report.text import render_text
+    if analysis.ranks:
+        from tracekit.report.text import render_text
 
-    width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
-    text = render_text(
-        analysis,
-        width=width,
-        color=sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR"),
-        unicode=_can_encode("█▚▒░·"),
-        verbose=verbose,
-    )
+        text = render_text(
+            analysis,
+            width=max(40, min(shutil.get_terminal_size((80, 24)).columns, 120)),
+            color=sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR"),
+            unicode=_can_encode("█▚▒░·"),
+            verbose=verbose,
+        )
+    else:
+        from tracekit.report.host import render_host
+
+        text = render_host(analysis)
     lines = [text.rstrip("\n"), *([""] if wrote else []), *(f"Wrote {path} ({_size(size)})" for path, size in wrote)]
     _print_text("\n".join(lines))
 

@@ -138,6 +138,8 @@ class Process:
     marks: tuple[tuple[str | None, str], ...]
     """NVTX marks that carry facts about the run: (domain, text)."""
     syncs: Syncs
+    claimed_rank: int | None = None
+    """Global rank that the process itself names, whatever device it uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

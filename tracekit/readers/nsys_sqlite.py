@@ -94,6 +94,7 @@ def read_nsys_sqlite(
     inside_nccl = np.full(len(gpu["start"]), NONE, np.int32)
     process_names = dict(database.small("PROCESSES", "globalPid", "name"))
     processes: list[Process] = []
+    claims: list[tuple[RankClaim, ...]] = []
     for i, global_pid in enumerate(pids.tolist()):
         own_calls, index = process_calls(take(calls, of_call[i]))
         ranges = process_ranges(nvtx, of_range[i])
@@ -101,6 +102,8 @@ def read_nsys_sqlite(
         inside_nccl[of_gpu[i]] = nccl_range_around(
             own_calls, ranges, nvtx.columns["nccl"][of_range[i]], called_by[of_gpu[i]]
         )
+        marks = tuple(nvtx.marks.get(global_pid, ()))
+        claims.append(_claims(marks, ranges, names))
         processes.append(
             Process(
                 capture=capture,
@@ -108,8 +111,9 @@ def read_nsys_sqlite(
                 name=process_names.get(global_pid),
                 calls=own_calls,
                 ranges=ranges,
-                marks=tuple(nvtx.marks.get(global_pid, ())),
+                marks=marks,
                 syncs=process_syncs(syncs, of_sync[i], own_calls, index),
+                claimed_rank=next((claim.rank for claim in claims[i] if claim.device is None), None),
             )
         )
     del calls, nvtx
@@ -121,7 +125,7 @@ def read_nsys_sqlite(
             format=file_format,
             **_versions(database),
             host=_host(database),
-            start_epoch_ns=_first_int(database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")),
+            start_epoch_ns=_epoch_of_zero(database),
             stop_ns=stop_ns,
             lacks=lacks,
             diagnostics=_diagnostics(database),
@@ -130,7 +134,7 @@ def read_nsys_sqlite(
         ),
         processes=tuple(processes),
         tracks=tracks,
-        claims={i: tuple(claims) for i, p in enumerate(processes) if (claims := _claims(p, names))},
+        claims=dict(enumerate(claims)),
         communicators={i: tuple(found) for i, p in enumerate(processes) if (found := _communicators(p.ranges, names))},
         environment_rank=_environment_rank(database),
     )
@@ -190,15 +194,15 @@ class _GpuNames:
         return self._only or self._by_ordinal.get(device) or self._by_id.get(device)
 
 
-def _claims(process: Process, names: Names) -> list[RankClaim]:
+def _claims(marks: Sequence[tuple[str | None, str]], ranges: Ranges, names: Names) -> tuple[RankClaim, ...]:
     claims = []
-    for domain, text in process.marks:
+    for domain, text in marks:
         rank = _rank_in_mark(text) if domain in ("tracekit", None) else None
         if rank is not None:
             claims.append(RankClaim(rank=rank, source="trainer_mark"))
             break
     largest: dict[int, tuple[int, int]] = {}
-    for _, ranks, rank, device in _communicators(process.ranges, names):
+    for _, ranks, rank, device in _communicators(ranges, names):
         largest[device] = max(largest.get(device, (0, 0)), (ranks, rank))
     world = max((ranks for ranks, _ in largest.values()), default=0)
     claims += [
@@ -206,7 +210,7 @@ def _claims(process: Process, names: Names) -> list[RankClaim]:
         for device, (ranks, rank) in largest.items()
         if ranks == world > 1
     ]
-    return claims
+    return tuple(claims)
 
 
 def _rank_in_mark(text: str) -> int | None:
@@ -271,6 +275,13 @@ def _host(database: Database) -> str | None:
 
 def _stop(database: Database) -> int | None:
     return _first_int(database.small("ANALYSIS_DETAILS", "stopTime"))
+
+
+def _epoch_of_zero(database: Database) -> int | None:
+    """Wall-clock time of the capture's time zero; nsys writes that of its start."""
+    epoch = _first_int(database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
+    start = _first_int(database.small("ANALYSIS_DETAILS", "startTime"))
+    return epoch - (start or 0) if epoch is not None else None
 
 
 def _first_int(rows: Sequence[tuple[object, ...]]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracekit.report.words import Scale, clean, duration
+from tracekit.report.words import Scale, clean, duration, ratio, share
 from tracekit.results import Analysis, Evidence
 
 
@@ -66,6 +66,10 @@ def _value(value: float | int | str | None, unit: str) -> str:
         return f"{clean(value)} {clean(unit, 20)}".rstrip()
     if unit == "ns":
         return duration(value)
+    if unit == "ratio":
+        return ratio(value)
+    if unit.startswith("of "):
+        return f"{share(value, 1)} {clean(unit, 40)}"
     number = str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return f"{number} {clean(unit, 20)}".rstrip()
 

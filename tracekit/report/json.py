@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tracekit._version import __version__
-from tracekit.results import Account, Analysis, Collective, Finding, Rank, Step
+from tracekit.results import Account, Analysis, Collective, Finding, HostRank, Rank, Step
 
 SCHEMA_VERSION = 1
 NOT_EXAMINED = ("stragglers", "hang", "sharding")
@@ -48,6 +48,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             {"rule": skipped.rule, "reason": skipped.reason, "capture_with": skipped.capture_with}
             for skipped in analysis.skipped_rules
         ],
+        "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
     }
 
@@ -89,6 +90,29 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "step_source": rank.step_source,
         "steps": [_step(step) for step in rank.steps],
         "modules": [{"module": row.module, **_account(row.account)} for row in rank.modules],
+    }
+
+
+def _host_rank(rank: HostRank) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "rank_source": rank.rank_source,
+        "pid": rank.pid,
+        "step_source": rank.step_source,
+        "steps": [
+            {
+                "step": step.step,
+                "start_ns": step.start_ns,
+                "end_ns": step.end_ns,
+                "open": step.open,
+                "by_phase_ns": step.by_phase_ns,
+            }
+            for step in rank.steps
+        ],
+        "collectives": [
+            {"op": row.op, "count": row.count, "bytes": row.bytes, "issue_ns": row.issue_ns, "open": row.open}
+            for row in rank.collectives
+        ],
     }
 
 

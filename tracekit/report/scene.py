@@ -58,10 +58,15 @@ class RankScene:
     """(n + 1,) boundaries of the ledger's pieces."""
     families: Int8
     """(n,) index into `FAMILIES` of each piece."""
-    exact: bool
-    """Whether the ledger is exact, not the largest part in each of many equal slices."""
+    slices: int | None
+    """None where the ledger is exact; else into how many equal slices it was cut, each shown as its largest part."""
     lanes: tuple[Lane, ...]
     streams_left_out: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every piece of the ledger is as it was measured."""
+        return self.slices is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -199,9 +204,9 @@ def _shortest_kept(selected: Sequence[_Selected], max_events: int) -> int:
 def _rank_scene(window: _Window, ops: _Selected, frame: _Frame) -> RankScene:
     shift = window.offset + frame.origin
     edges, families = _ledger(ops, window.start, window.end)
-    exact = len(families) <= frame.max_pieces
-    if not exact:
-        edges, families = coarse(edges, families, frame.max_pieces)
+    slices = None if len(families) <= frame.max_pieces else frame.max_pieces
+    if slices:
+        edges, families = coarse(edges, families, slices)
     lanes = [_lane(ops, int(s), shift, frame) for s in np.unique(ops.stream)]
     lanes.sort(key=lambda lane: (lane.stream != window.rank.main_stream, lane.kind, -lane.busy_ns))
     busiest = sorted(lanes, key=lambda lane: (lane.stream != window.rank.main_stream, -lane.busy_ns))[:MAX_STREAMS]
@@ -211,7 +216,7 @@ def _rank_scene(window: _Window, ops: _Selected, frame: _Frame) -> RankScene:
         end=window.end - shift,
         edges=edges - shift,
         families=families,
-        exact=exact,
+        slices=slices,
         lanes=tuple(lane for lane in lanes if lane in busiest),
         streams_left_out=len(lanes) - len(busiest),
     )

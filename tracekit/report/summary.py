@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.report.causes import FAMILIES, family_of_exposed, family_of_idle
 from tracekit.report.verdict import claim, cost, headline_finding, notes, title
 from tracekit.report.words import Scale, clean, plural, runs
-from tracekit.results import Account, Analysis, Rank, Step
+from tracekit.results import Account, Analysis, Finding, Rank, Step
 
 BARS_SHOWN = 16
 """With more ranks than this, only the oddest and the median get a bar."""
@@ -80,13 +80,14 @@ class Summary:
 
 def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
     """Condense an analysis into what the first screen says."""
-    accused = _accused(analysis)
-    bars = [bar for rank in analysis.ranks if (bar := _rank_bar(analysis, rank, rank.rank in accused))]
-    mean = _mean_bar(analysis, bars)
+    plain = [bar for rank in analysis.ranks if (bar := _rank_bar(analysis, rank))]
+    mean = _mean_bar(analysis, plain)
+    leading = headline_finding(analysis, max(mean.parts_ns[1:]))
+    accused = _accused(analysis, leading)
+    bars = [replace(bar, accused=bar.rank in accused) for bar in plain]
     shown, rest = _choose(bars)
     scale = Scale.of(mean.wall_ns)
     whole = "step" if analysis.steady else "capture"
-    leading = headline_finding(analysis)
     if leading:
         headline, lead = title(leading), cost(leading, mean.wall_ns, scale, whole)
     else:
@@ -154,7 +155,7 @@ def add_accounts(accounts: Sequence[Account]) -> Account:
     )
 
 
-def _bar(rank: int | None, account: Account, steps: Sequence[Step], over: int, accused: bool = False) -> Bar:
+def _bar(rank: int | None, account: Account, steps: Sequence[Step], over: int) -> Bar:
     """Make a bar of a summed account: the mean over ``over`` steps or ranks."""
     return Bar(
         rank=rank,
@@ -165,17 +166,16 @@ def _bar(rank: int | None, account: Account, steps: Sequence[Step], over: int, a
         idle_ns=account.idle_ns / over,
         families={key: ns / over for key, ns in families_of(steps, account).items()},
         overlap_ratio=account.overlap_ratio,
-        accused=accused,
     )
 
 
-def _rank_bar(analysis: Analysis, rank: Rank, accused: bool) -> Bar | None:
+def _rank_bar(analysis: Analysis, rank: Rank) -> Bar | None:
     if not analysis.steady:
-        return _bar(rank.rank, rank.totals, (), 1, accused)
+        return _bar(rank.rank, rank.totals, (), 1)
     steps = steady_steps(analysis, rank)
     if not steps:
         return None
-    return _bar(rank.rank, add_accounts([step.account for step in steps]), steps, len(steps), accused)
+    return _bar(rank.rank, add_accounts([step.account for step in steps]), steps, len(steps))
 
 
 def _mean_bar(analysis: Analysis, bars: Sequence[Bar]) -> Bar:
@@ -207,8 +207,7 @@ def _rest(bars: Sequence[Bar]) -> str | None:
     return f"{plural(len(bars), 'more rank')}: {scale.format(low)} to {scale.with_unit(high)}{overlap}"
 
 
-def _accused(analysis: Analysis) -> set[int]:
-    finding = headline_finding(analysis)
+def _accused(analysis: Analysis, finding: Finding | None) -> set[int]:
     if finding is None or len(finding.ranks) >= len(analysis.ranks):
         return set()
     return set(finding.ranks)
@@ -217,9 +216,8 @@ def _accused(analysis: Analysis) -> set[int]:
 def _job(analysis: Analysis) -> str:
     names = [clean(PurePath(capture.path).name, 60) for capture in analysis.captures]
     captures = names[0] if len(names) == 1 else plural(len(names), "capture")
-    devices = sorted(
-        {clean(rank.device_name, 60).removeprefix("NVIDIA ") for rank in analysis.ranks if rank.device_name}
-    )
+    known = {clean(rank.device_name or "unknown", 60).removeprefix("NVIDIA ") for rank in analysis.ranks}
+    devices = sorted(known - {"unknown"})
     gpus = f", {' and '.join(devices[:2])}" if devices else ""
     return f"{captures} · {plural(len(analysis.ranks), 'rank')}{gpus}"
 
@@ -229,4 +227,4 @@ def _steps(analysis: Analysis) -> str | None:
         return None
     every = {step.step for rank in analysis.ranks for step in rank.steps}
     noun = "step" if len(analysis.steady.steps) == 1 else "steps"
-    return f"{noun} {runs(analysis.steady.steps)} of {len(every)}"
+    return f"{noun} {runs(analysis.steady.steps)} ({len(analysis.steady.steps)} of {len(every)})"

@@ -132,7 +132,7 @@ def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
         yield Text.assemble(title, " " * bar_width, tail)
     longest = max(bar.wall_ns for bar in summary.bars)
     for bar in summary.bars:
-        figure = summary.scale.format(bar.wait_ns if waits else bar.exposed_comm_ns)
+        figure = summary.scale.format(bar.wait_ns) if waits else add_up(bar.parts_ns, summary.scale)[1]
         figures = "".join(
             f" {v:>{max(8, len(h))}}" for v, h in zip((figure, ratio(bar.overlap_ratio)), heads, strict=True)
         )

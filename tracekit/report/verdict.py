@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tracekit.config import Thresholds
-from tracekit.report.words import Scale, clean, duration, plural, sentence, share
+from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
 from tracekit.results import Analysis, Finding, Severity
 
 NO_STEPS = (
@@ -17,10 +17,27 @@ ONE_RANK = (
     "Analyze the other ranks' captures together with this one."
 )
 
+_IS = {
+    "exposed communication": "pass with communication alone",
+    "exposed copies": "pass with copies alone",
+    "idle": "pass with nothing running",
+}
 
-def headline_finding(analysis: Analysis) -> Finding | None:
-    """Return the finding to lead with: the first that is more than information."""
-    return next((f for f in analysis.findings if f.severity is not Severity.INFO), None)
+_EXPLAINED = 0.75
+"""† Share of the largest loss that the findings must explain for one of them to be the headline."""
+
+
+def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | None:
+    """Return the finding to lead with: the first that is more than information.
+
+    None where there is none, and where all of them together leave much of the largest loss unexplained: then that loss
+    is the news. A finding that is not about time, such as a hang, always leads.
+    """
+    serious = [finding for finding in analysis.findings if finding.severity is not Severity.INFO]
+    if not serious:
+        return None
+    explained = sum(finding.cost_ns or 0 for finding in serious)
+    return serious[0] if serious[0].cost_ns is None or explained >= _EXPLAINED * largest_loss_ns else None
 
 
 def claim(
@@ -35,7 +52,8 @@ def claim(
     ``parts_ns`` are compute, exposed communication, exposed copy and idle; ``whole`` is ``step`` or ``capture``.
     """
     wall_ns = sum(parts_ns)
-    lost = dict(zip(("exposed communication", "exposed copies", "idle"), parts_ns[1:], strict=True))
+    shown = dict(zip(_IS, add_up(parts_ns, scale)[1:], strict=True))
+    lost = dict(zip(_IS, parts_ns[1:], strict=True))
     name, most = max(lost.items(), key=lambda item: item[1])
     if most < thresholds.warning_share * wall_ns:
         headline = f"Nothing stands out: {share(parts_ns[0], wall_ns)} of the {whole} is compute."
@@ -47,14 +65,7 @@ def claim(
         hidden = "Compute hides none of the communication."
     else:
         hidden = f"Compute hides {share(overlap_ratio, 1)} of the communication."
-    return headline, f"{scale.format(most)} of {scale.with_unit(wall_ns)} {_IS[name]}. {hidden}"
-
-
-_IS = {
-    "exposed communication": "pass with communication alone",
-    "exposed copies": "pass with copies alone",
-    "idle": "pass with nothing running",
-}
+    return headline, f"{shown[name]} of {scale.with_unit(wall_ns)} {_IS[name]}. {hidden}"
 
 
 def cost(finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
@@ -69,9 +80,8 @@ def cost(finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
         )
         sentences.append(f"It costs {scale.format(finding.cost_ns)} {of}, {part}.")
     if finding.gain_ns is not None:
-        sentences.append(
-            f"Without it {'a step' if whole == 'step' else 'the capture'} takes {scale.with_unit(wall_ns - finding.gain_ns)}."
-        )
+        name = "a step" if whole == "step" else "the capture"
+        sentences.append(f"Without it {name} takes {scale.with_unit(wall_ns - finding.gain_ns)}.")
     return " ".join(sentences)
 
 

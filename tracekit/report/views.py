@@ -71,6 +71,7 @@ def bar_views(summary: Summary, sheet: Sheet) -> BarViews:
 def _bar(bar: Bar, name: str, summary: Summary, sheet: Sheet, longest: float, waits: bool) -> BarView:
     scale = summary.scale
     shown = add_up(list(bar.families.values()), scale)
+    parts = add_up(bar.parts_ns, scale)
     segments = []
     for (key, ns), value in zip(bar.families.items(), shown, strict=True):
         full = f"{_LABELS[key]} {value}"
@@ -89,8 +90,8 @@ def _bar(bar: Bar, name: str, summary: Summary, sheet: Sheet, longest: float, wa
         segments=tuple(segments),
         filler=sheet.width(1 - bar.wall_ns / longest),
         spoken=", ".join(f"{segment.label} {scale.unit}" for segment in segments),
-        loss=scale.format(bar.wait_ns if waits else bar.exposed_comm_ns),
-        compute=scale.format(bar.compute_ns),
+        loss=scale.format(bar.wait_ns) if waits else parts[1],
+        compute=parts[0],
         overlap=ratio(bar.overlap_ratio),
     )
 

@@ -45,8 +45,8 @@ class ExposedCommunication:
             gain_ns=None,
             evidence=tuple(evidence),
             fix=(
-                f"Look at {top.op if top else 'the collectives'} in the timeline. Started only after the compute before "
-                "it: prefetch further ahead. Started in time and long: move fewer bytes, or wait for fewer ranks."
+                f"Look at {top.op if top else 'the collectives'} in the timeline. Started only after the compute "
+                "before it: prefetch further ahead. Started in time and long: move fewer bytes or wait for fewer ranks."
             ),
         )
 

@@ -56,7 +56,7 @@ function showSelection(timeline) {
 // The longest stretches without compute, each a button that goes there.
 function longestStretches(timeline) {
   const {scene} = timeline, compute = scene.families.findIndex(family => family.key === "compute"), found = [];
-  for (const rank of scene.ranks) {
+  for (const rank of scene.ranks.filter(r => r.exact)) {
     const {start, end, code} = rank.ledger;
     for (let i = 0; i < code.length; i++) if (code[i] !== compute) found.push({rank, i, ns: end[i] - start[i]});
   }
@@ -72,6 +72,7 @@ function longestStretches(timeline) {
     });
     return element("tr", element("td", mark, family.label), element("td", String(rank.rank)), element("td", "+" + duration(rank.ledger.start[i])), element("td", go));
   });
+  if (!rows.length) return element("p");
   const head = ["Longest without compute", "Rank", "At", "Lasts"].map(text => element("th", text));
   return element("table", element("thead", element("tr", ...head)), element("tbody", ...rows));
 }
