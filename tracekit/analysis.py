@@ -233,7 +233,8 @@ def _rank(timeline: Timeline, m: _Measured, steady: Sequence[int], first: RankTr
     ops = track.ops
     kernels = ops.source <= Source.GRAPH
     opaque = (ops.source == Source.GRAPH) & (ops.kind == Kind.COMPUTE)
-    chosen = [step for step in m.steps if step.step in set(steady)]
+    kept = set(steady)
+    chosen = [step for step in m.steps if step.step in kept]
     start = np.array([step.start_ns for step in chosen] or [m.window[0]], np.int64)
     end = np.array([step.end_ns for step in chosen] or [m.window[1]], np.int64)
     return Rank(

@@ -181,5 +181,8 @@ def _no_ranks(raw: Sequence[RawCapture]) -> NoGpuWorkError:
         what = "no GPU work" + (f" ({ranges:,} NVTX ranges)" if ranges else "")
     said = next((text for capture in raw for text in capture.info.diagnostics), None)
     warning = f" The profiler said: {' '.join(said.split())[:200]}" if said else ""
+    if ranges:
+        hint = "For what NVTX alone says: --allow-no-gpu. For GPU time capture with nsys profile -t cuda,nvtx."
+        return NoGpuWorkError(f"{where}: the capture holds {what}.{warning}", hint=hint)
     hint = "Capture with nsys profile -t cuda,nvtx, on the machine with the GPU, and let the job run past its warm-up."
     return NoGpuWorkError(f"{where}: the capture holds {what}.{warning}", hint=hint)

@@ -63,7 +63,7 @@ def intersect(a: tuple[Int64, Int64], b: tuple[Int64, Int64]) -> tuple[Int64, In
 
 def gaps(disjoint: tuple[Int64, Int64], window_start: int, window_end: int) -> tuple[Int64, Int64]:
     """The instants of the window that no interval of ``disjoint`` covers."""
-    window = (np.array([window_start], np.int64), np.array([window_end], np.int64))
+    window = union(np.array([window_start], np.int64), np.array([window_end], np.int64))
     return subtract(window, disjoint)
 
 
@@ -122,7 +122,8 @@ def innermost(start: Int64, end: Int64, t: Int64) -> Int64:
     """Index of the innermost interval around each t, or -1; for properly nested intervals, as one thread pushes them.
 
     Works level by level on sorted columns, never by recursion, so nesting a thousand deep costs nothing. Where
-    intervals cross (which push/pop cannot produce) the answer still contains t, but may not be the shortest that does.
+    intervals cross (which push/pop cannot produce) the answer still contains t whenever any interval does, but may not
+    be the shortest that does.
     """
     answer = np.full(len(t), -1, np.int64)
     rows = np.flatnonzero(end > start)
@@ -154,4 +155,11 @@ def innermost(start: Int64, end: Int64, t: Int64) -> Int64:
         if not bad.any():
             break
         found[bad] = parent[found[bad]]
+    # They can also leave an interval around t that is no ancestor: the one that reaches furthest contains t then.
+    lost = (found < 0) & (last >= 0) & (depth[np.maximum(last, 0)] > 0)
+    if lost.any():
+        by_start = np.argsort(s, kind="stable")
+        reach = np.maximum.accumulate(e[by_start])
+        furthest = np.maximum.accumulate(np.where(e[by_start] == reach, np.arange(n), 0))
+        found[lost] = by_start[furthest[np.searchsorted(s[by_start], t[lost], side="right") - 1]]
     return np.where(found >= 0, rows[found], -1)

@@ -84,13 +84,17 @@ def total(parts: Iterable[Account]) -> Account:
 
 
 def mean(parts: Sequence[Account]) -> Account:
-    """The mean of accounts in whole ns, rounded so that the parts still add up to the wall time."""
+    """The mean of accounts in whole ns, each field off by less than 1, so rounded that both identities still hold.
+
+    These are compute + exposed_comm + exposed_copy + idle = wall, and exposed_comm + overlapped_comm = comm.
+    """
     sums, n = total(parts), len(parts)
-    rounded = {name: round_share(getattr(sums, name), n) for name in FIELDS}
-    split = apportion([getattr(sums, name) for name in PARTS], rounded["wall_ns"])
-    exposed = dict(zip(PARTS, split, strict=True))
-    overlapped = rounded["comm_ns"] - exposed["exposed_comm_ns"]
-    return Account(**(rounded | exposed | {"overlapped_comm_ns": max(overlapped, 0)}))
+    wall = round_share(sums.wall_ns, n)
+    split = dict(zip(PARTS, apportion([getattr(sums, name) for name in PARTS], n, wall), strict=True))
+    exposed = split["exposed_comm_ns"]
+    least, most = sums.overlapped_comm_ns // n, -(-sums.overlapped_comm_ns // n)
+    overlapped = min(max(round_share(sums.comm_ns, n) - exposed, least), most)
+    return Account(wall_ns=wall, **split, comm_ns=exposed + overlapped, overlapped_comm_ns=overlapped)
 
 
 def round_share(value: int, n: int) -> int:
@@ -98,12 +102,12 @@ def round_share(value: int, n: int) -> int:
     return (2 * value + n) // (2 * n)
 
 
-def apportion(weights: Sequence[int], whole: int) -> list[int]:
-    """Split ``whole`` in proportion to non-negative integer weights, by largest remainder: the parts add up exactly."""
-    weight = sum(weights)
-    if weight == 0:
-        return [0] * len(weights)
-    shares = [divmod(w * whole, weight) for w in weights]
+def apportion(amounts: Sequence[int], n: int, whole: int) -> list[int]:
+    """Each amount / n in whole numbers that add up to ``whole``, their sum / n rounded up or down.
+
+    By largest remainder, so each is off by less than 1.
+    """
+    shares = [divmod(amount, n) for amount in amounts]
     parts = [quotient for quotient, _ in shares]
     by_remainder = sorted(range(len(parts)), key=lambda i: -shares[i][1])
     for i in by_remainder[: whole - sum(parts)]:

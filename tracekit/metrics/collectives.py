@@ -227,7 +227,7 @@ def _collective(
         comm += int(union.before[-1])
         overlapped += int(cover.compute.within(union.start, union.end).sum())
         exposed += int(each.exposed[mine].sum())
-        starts |= bool(mine[0])
+        starts |= bool(mine[0]) and row[0] == np.argmax(track.ops.kind == Kind.COMM)
         durations.append(each.duration[mine])
         sizes.append(each.full_bytes[mine])
         ranks.append(each.rank)
@@ -236,11 +236,11 @@ def _collective(
     known = full[full != NONE]
     # A size that occurs, not the mean of two.
     full_bytes = int(np.percentile(known, 50, method="lower")) if len(known) and len(known) == len(full) else None
-    transfer = _transfer(key[1], durations, size)
+    # Ranks start capturing at different times: the first collective of a capture tells nothing of waiting.
     counted = slice(1 if starts else 0, None)
-    algbw = (
-        _bandwidth(transfer[counted], sizes[0][counted]) if transfer is not None and full_bytes is not None else None
-    )
+    matched = [d[counted] for d in durations]
+    transfer = _transfer(key[1], matched, size)
+    algbw = _bandwidth(transfer, sizes[0][counted]) if transfer is not None and full_bytes is not None else None
     factor = BUS_FACTOR.get(key[1])
     return Collective(
         communicator=key[0],
@@ -252,20 +252,17 @@ def _collective(
         comm_ns=comm,
         exposed_ns=exposed,
         overlap_ratio=overlapped / comm if comm else None,
-        transfer_ns=round(float(np.median(transfer[counted]))) if transfer is not None else None,
-        peer_wait_ns=int(sum((d - transfer)[counted].sum() for d in durations)) if transfer is not None else None,
+        transfer_ns=round(float(np.median(transfer))) if transfer is not None else None,
+        peer_wait_ns=int(sum((d - transfer).sum() for d in matched)) if transfer is not None else None,
         algbw_gbps=algbw,
         busbw_gbps=algbw * factor(size) if algbw is not None and factor and size else None,
     )
 
 
 def _transfer(op: str, durations: Sequence[Int64], size: int | None) -> Int64 | None:
-    """Shortest duration over ranks of each collective; None unless all the communicator's ranks are here.
-
-    The first collective of a capture must be left out of what is quoted: ranks start capturing at different times.
-    """
+    """Shortest duration over ranks of each collective; None unless all the communicator's ranks are here."""
     complete = size is not None and size == len(durations) > 1 and len({len(d) for d in durations}) == 1
-    if op not in ALL_FINISH_TOGETHER or not complete or len(durations[0]) < 2:
+    if op not in ALL_FINISH_TOGETHER or not complete or len(durations[0]) == 0:
         return None
     shortest: Int64 = np.min(np.stack(durations), axis=0)
     return shortest

@@ -60,8 +60,11 @@ def phases_of_steps(
     at, label = at[last], label[last]
     inside = (at >= windows.start[0]) & (at < windows.end[-1])
     at, label = at[inside], label[inside]
-    pieces = accounts(covers, at, np.append(at[1:], windows.end[-1]))
     step = np.searchsorted(windows.start, at, side="right") - 1
+    # A window for each run of kernels of one phase, not for each of a million kernels.
+    turns = np.append(True, (label[1:] != label[:-1]) | (step[1:] != step[:-1]))
+    at, label, step = at[turns], label[turns], step[turns]
+    pieces = accounts(covers, at, np.append(at[1:], windows.end[-1]))
     split: list[dict[int, list[Account]]] = [{} for _ in windows.start]
     for i, piece in enumerate(pieces):
         split[int(step[i])].setdefault(int(label[i]), []).append(piece)
@@ -86,7 +89,7 @@ def _data_gaps(ops: Ops, process: Process, main: NDArray[np.intp], is_data: NDAr
     data_start, data_end, following = data_start[some], data_end[some], launched[by_call[at[some]]]
     working = np.flatnonzero(ops.kind != Kind.COPY)  # in order of rows, and so of starts; copies may bring the data
     reach = np.maximum.accumulate(ops.end[working])
-    position = np.searchsorted(working, following)
+    position = np.searchsorted(ops.start[working], ops.start[following])
     before = np.where(position > 0, reach[np.maximum(position - 1, 0)], data_start)
     start, stop = np.maximum(data_start, before), ops.start[following]
     real = (position > 0) & (start < data_end) & (start < stop)

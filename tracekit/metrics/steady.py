@@ -51,6 +51,6 @@ def _in_time(by_rank: Sequence[Sequence[Step]]) -> list[int]:
     """Step numbers in the order in which they ran; ranks may start and end at different steps."""
     longest = max(by_rank, key=len)
     order = [step.step for step in longest]
-    rest = sorted({step.step for steps in by_rank for step in steps} - set(order))
-    before = [n for n in rest if order and n < order[0]]
-    return before + order + [n for n in rest if n not in before]
+    for n in sorted({step.step for steps in by_rank for step in steps} - set(order)):
+        order.insert(next((at for at, later in enumerate(order) if later > n), len(order)), n)
+    return order

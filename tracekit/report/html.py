@@ -19,7 +19,7 @@ from tracekit.report.figures import collectives_figure, steps_figure
 from tracekit.report.files import write_whole
 from tracekit.report.palette import STATIC, stylesheet
 from tracekit.report.payload import columns, header, pack
-from tracekit.report.scene import Scene, make_scene
+from tracekit.report.scene import MAX_EVENTS, Scene, make_scene
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Summary, summarise
 from tracekit.report.views import bar_views, finding_views, key_figures
@@ -31,19 +31,19 @@ SCRIPTS = ("unpack.js", "paint.js", "timeline.js", "input.js", "panel.js", "char
 CARDS = 3
 
 
-def write_html(analysis: Analysis, timeline: Timeline, path: Path) -> int:
-    """Write the report to ``path`` and return its size in bytes.
+def write_html(analysis: Analysis, timeline: Timeline, path: Path, *, max_events: int = MAX_EVENTS) -> int:
+    """Write the report to ``path`` and return its size in bytes; operations beyond ``max_events`` become occupancy.
 
     Raises:
         TracekitError: the file cannot be written; nothing is left half written.
     """
-    return write_whole(path, render_html(analysis, timeline).encode("utf-8"))
+    return write_whole(path, render_html(analysis, timeline, max_events=max_events).encode("utf-8"))
 
 
-def render_html(analysis: Analysis, timeline: Timeline) -> str:
+def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX_EVENTS) -> str:
     """Return the report as one HTML document."""
     summary = summarise(analysis)
-    scene = make_scene(analysis, timeline, summary)
+    scene = make_scene(analysis, timeline, summary, max_events)
     rows = details.collective_rows(analysis)
     figures = {"steps": steps_figure(analysis, summary.scale), "collectives": collectives_figure(rows)}
     plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8") if any(figures.values()) else None
@@ -68,8 +68,8 @@ def render_html(analysis: Analysis, timeline: Timeline) -> str:
         unknowns=details.unknowns(analysis),
         accounts=account_tables(analysis),
     )
-    style = Markup(stylesheet() + (STATIC / "style.css").read_text("utf-8") + sheet.css())
-    script = Markup("(() => {\n'use strict';\n" + "\n".join(_script_parts()) + "\n})();")
+    style = Markup(stylesheet() + _squeezed("style.css") + sheet.css())
+    script = Markup("\n".join(["(() => {", "'use strict';", *map(_squeezed, SCRIPTS), "})();"]))
     return environment.get_template("page.html.j2").render(
         policy=_policy(style, script, plotly),
         title=_title(summary),
@@ -103,8 +103,10 @@ def _environment() -> Environment:
     return environment
 
 
-def _script_parts() -> list[str]:
-    return [(STATIC / name).read_text("utf-8") for name in SCRIPTS]
+def _squeezed(name: str) -> str:
+    """Return a static file without indentation and without lines that are only a comment."""
+    lines = (line.strip() for line in (STATIC / name).read_text("utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _policy(style: str, script: str, plotly: str | None) -> str:

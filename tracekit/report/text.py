@@ -205,7 +205,7 @@ def _finding(number: int, finding: Finding, summary: Summary, width: int) -> Ite
     head = Text.assemble(
         f"{number} ",
         (f"{finding.severity.value:<8}", _SEVERITY_STYLE[finding.severity]),
-        f" {clean(finding.rule, 12):<6} {cost:>9} {part:>5}  ",
+        f" {clean(finding.rule, 12):<5} {cost:>9} {part:>5}  ",
     )
     title = Text(clean(finding.title))
     if head.cell_len > width // 2:
