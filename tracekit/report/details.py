@@ -55,8 +55,12 @@ def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
 
 def evidence_text(evidence: Evidence) -> tuple[str, str, str | None]:
     """Return metric, value and threshold of a piece of evidence in words."""
-    threshold = None if evidence.threshold is None else _value(evidence.threshold, evidence.unit)
-    return clean(evidence.metric).replace("_", " "), _value(evidence.value, evidence.unit), threshold
+    unit = evidence.unit
+    if evidence.threshold is None:
+        threshold = None
+    else:
+        threshold = share(evidence.threshold, 1) if unit.startswith("of ") else _value(evidence.threshold, unit)
+    return clean(evidence.metric).replace("_", " "), _value(evidence.value, unit), threshold
 
 
 def _value(value: float | int | str | None, unit: str) -> str:

@@ -137,4 +137,4 @@ def _data_blocks(scene: Scene | None, figures: dict[str, Any], plotly: str | Non
 def _json(value: Any) -> Markup:
     """Return JSON that cannot end its script element, whatever names it holds."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    return Markup(text.replace("<", "\\u003c"))

@@ -6,7 +6,7 @@ Events beyond a limit are kept as occupancy, ranks and streams beyond a limit ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,7 @@ def make_scene(analysis: Analysis, timeline: Timeline, summary: Summary, max_eve
     if not shown:
         return None
     origin = min(window.start - window.offset for window in shown)
-    span = max(window.end - window.offset for window in shown) - origin
+    span = max(1, max(window.end - window.offset for window in shown) - origin)
     selected = [_in_window(ops_of[window.rank.rank], window) for window in shown]
     frame = _Frame(
         origin=origin,
@@ -156,16 +156,27 @@ def _median_step(analysis: Analysis) -> int | None:
 
 def _windows(analysis: Analysis, step: int | None) -> tuple[list[_Window], bool]:
     """Return each rank's window and whether they share a clock; without one, offsets make all start together."""
-    aligned = all(rank.clock.offset_ns is not None for rank in analysis.ranks)
     windows = []
     for rank in analysis.ranks:
         found: Step | None = next((s for s in rank.steps if s.step == step), None)
         if step is not None and found is None:
             continue
         start, end = (found.start_ns, found.end_ns) if found else (rank.start_ns, rank.end_ns)
-        offset = rank.clock.offset_ns if aligned and rank.clock.offset_ns is not None else start
-        windows.append(_Window(rank, start, end, offset))
-    return windows, aligned or len(windows) == 1
+        windows.append(_Window(rank, start, end, rank.clock.offset_ns or 0))
+    if _share_a_clock(windows):
+        return windows, True
+    return [replace(window, offset=window.start) for window in windows], False
+
+
+def _share_a_clock(windows: Sequence[_Window]) -> bool:
+    """Whether offsets put the windows beside each other: known, and if coarse, not so far off that none overlaps."""
+    clocks = [window.rank.clock for window in windows]
+    if len(windows) > 1 and any(clock.offset_ns is None for clock in clocks):
+        return False
+    if all(clock.method != "session_start" for clock in clocks):
+        return True
+    starts = [window.start - window.offset for window in windows]
+    return max(starts) - min(starts) < max(window.end - window.start for window in windows)
 
 
 def _choose(windows: Sequence[_Window], summary: Summary) -> list[_Window]:

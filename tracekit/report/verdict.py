@@ -55,7 +55,7 @@ def claim(
     shown = dict(zip(_IS, add_up(parts_ns, scale)[1:], strict=True))
     lost = dict(zip(_IS, parts_ns[1:], strict=True))
     name, most = max(lost.items(), key=lambda item: item[1])
-    if most < thresholds.warning_share * wall_ns:
+    if not wall_ns or most < thresholds.warning_share * wall_ns:
         headline = f"Nothing stands out: {share(parts_ns[0], wall_ns)} of the {whole} is compute."
     else:
         headline = f"{share(most, wall_ns)} of {'a step' if whole == 'step' else 'the capture'} is {name}."

@@ -56,7 +56,7 @@ class BarViews:
 def bar_views(summary: Summary, sheet: Sheet) -> BarViews:
     """Return the bars on one scale."""
     waits = any(bar.wait_ns for bar in summary.bars)
-    longest = max([summary.mean.wall_ns, *(bar.wall_ns for bar in summary.bars)])
+    longest = max([1, summary.mean.wall_ns, *(bar.wall_ns for bar in summary.bars)])
     parts = add_up(summary.mean.parts_ns, summary.scale)
     names = ("compute", "exposed communication", "exposed copy", "idle")
     return BarViews(
