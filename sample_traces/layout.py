@@ -59,6 +59,10 @@ class Job:
     """What the first launch of a kernel costs more."""
     slowdown: Callable[[int, int | None], float] = lambda _rank, _step: 1.0
     """Factor on compute kernels of a rank in a step."""
+    pause: Callable[[Rank, str], int] = lambda _rank, _place: 0
+    """Host time without CUDA calls that a rank loses at a place: ``data``, ``fwd/layers.0``, ``bwd/layers.0``, ..."""
+    reshape: Callable[[Rank, Kernel], Kernel] = lambda _rank, kernel: kernel
+    """A compute kernel as a rank launches it now: inputs differ in shape between ranks and steps."""
     annotated: bool = True
     """Emit the instrumented trainer's NVTX domains."""
     grouped: bool = False
@@ -81,7 +85,7 @@ class Job:
         return Rank(
             rank=number,
             device=number % self.devices_per_host,
-            pid=41_207 + 3 * number,
+            pid=41_207 + 3 * (number % self.devices_per_host),
             random=noise,
             host_ns=ms(38) + round(ms(0.6) * noise.random()),
         )
@@ -92,6 +96,11 @@ class Job:
         """Host work without CUDA calls."""
         for rank in self.live:
             rank.spend(ns)
+
+    def stall(self, place: str) -> None:
+        """Let the ranks lose the host time that they lose at this place."""
+        for rank in self.live:
+            rank.host_ns += self.pause(rank, place)
 
     def barrier(self) -> None:
         """Let the hosts wait for each other, without the devices."""
@@ -175,10 +184,11 @@ class Job:
         """Launch a compute kernel (or a CUDA graph traced as a whole) on each rank."""
         api = "cudaGraphLaunch_v10000" if source == "graph" else "cudaLaunchKernel_v7000"
         for rank in self.live:
-            call = self._launch(rank, kernel, api)
+            own = self.reshape(rank, kernel)
+            call = self._launch(rank, own, api)
             start = rank.ready_at(call, stream)
-            length = rank.jitter(kernel.ns, 0.004) * self.slowdown(rank.rank, rank.step)
-            self._place(rank, stream, call, start, start + round(length), source=source, kind="compute", kernel=kernel)
+            length = rank.jitter(own.ns, 0.004) * self.slowdown(rank.rank, rank.step)
+            self._place(rank, stream, call, start, start + round(length), source=source, kind="compute", kernel=own)
 
     def copy(self, copy_kind: int, size: int, stream: str = COMPUTE) -> None:
         """Launch a memcpy with pinned host memory: kind 1 is host to device, 2 device to host."""

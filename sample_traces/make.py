@@ -11,9 +11,13 @@ import argparse
 import json
 from pathlib import Path
 
+from captured import as_counted
+from culprits import clocks, peer_waits
+from jobs import Scenario
+from layout import Job
 from nsys_writer import Writer
 from placed import Capture
-from scenarios import SCENARIOS, Scenario
+from scenarios import SCENARIOS
 from strategies import Strategy
 from truth import collectives_truth, kernels_truth, rank_truth, steady_truth
 
@@ -24,18 +28,18 @@ DEEPEST_BROKEN_LEVEL = 4
 def make(scenario: Scenario, out: Path) -> list[Path]:
     """Write a sample's captures and its expected.json; returns the captures' paths."""
     strategy = scenario.build()
-    captures = scenario.captures(strategy.job)
-    paths = [Writer(strategy.job, capture, scenario.schema).write(out) for capture in captures]
-    facts = layered(expected(scenario, strategy, captures))
+    captures = scenario.reports(scenario.name, strategy.job)
+    counted = as_counted(strategy.job, captures)
+    paths = [Writer(counted, capture, scenario.schema).write(out) for capture in captures]
+    facts = layered(expected(scenario, strategy, captures, counted))
     (out / f"{scenario.name}.expected.json").write_text(facts + "\n", encoding="utf-8")
     return paths
 
 
-def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture]) -> dict[str, object]:
-    """What is true of a sample; README.md says what each key means."""
-    job = strategy.job
-    home = {rank: capture for capture in captures for rank in capture.ranks}
-    ranks = {str(rank.rank): rank_truth(rank, home[rank.rank], home[0], phases=job.annotated) for rank in job.ranks}
+def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture], counted: Job) -> dict[str, object]:
+    """What is true of a sample; README.md says what each key means. ``counted`` is the job by the captures' clocks."""
+    clock = clocks(strategy.job, captures)
+    ranks = ranks_truth(counted, captures, clock)
     steady = steady_truth(ranks)
     return {
         "sample": scenario.name,
@@ -43,14 +47,43 @@ def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture]) ->
         "captures": [capture.path for capture in captures],
         "schema_version": scenario.schema.version,
         "strategy": strategy.name,
-        "world_size": job.world_size,
+        "world_size": counted.world_size,
         "fault_rank": scenario.fault_rank,
+        "straggler": straggler_truth(scenario),
         "findings": list(scenario.findings),
-        "kernels": {capture.path: kernels_truth(job.ranks[rank] for rank in capture.ranks) for capture in captures},
+        "kernels": {capture.path: kernels_truth(counted.ranks[rank] for rank in capture.ranks) for capture in captures},
         "steady": steady,
-        "collectives": collectives_truth(job, steady["steps"], payloads=scenario.schema.payload_blobs),
+        "peer_waits": peer_waits(strategy.job, steady["steps"]),
+        "collectives": collectives_truth(counted, steady["steps"], payloads=scenario.schema.payload_blobs),
         "ranks": ranks,
     }
+
+
+def ranks_truth(
+    job: Job, captures: list[Capture], clock: dict[int, dict[str, int | float]]
+) -> dict[str, dict[str, object]]:
+    """What is true of each rank, by its number."""
+    home = {rank: capture for capture in captures for rank in capture.ranks}
+    return {
+        str(rank.rank): rank_truth(rank, home[rank.rank], clock[rank.rank], phases=job.annotated) for rank in job.ranks
+    }
+
+
+def straggler_truth(scenario: Scenario) -> dict[str, object]:
+    """What was done to the job, and how long a step takes when it is laid out without that."""
+    made: dict[str, object] = {
+        "verdict": scenario.verdict,
+        "rank": scenario.fault_rank,
+        "cause": scenario.cause,
+        "ranks": list(scenario.fault_ranks),
+        "step_time_without_ns": None,
+    }
+    if scenario.without is not None:
+        job = scenario.without().job
+        captures = scenario.reports(scenario.name, job)
+        ranks = ranks_truth(job, captures, clocks(job, captures))
+        made["step_time_without_ns"] = steady_truth(ranks)["step_time_ns"]
+    return made
 
 
 def layered(value: object, depth: int = 0) -> str:
@@ -59,7 +92,7 @@ def layered(value: object, depth: int = 0) -> str:
     if depth >= DEEPEST_BROKEN_LEVEL or len(line) <= LONGEST_LINE or not isinstance(value, dict | list):
         return line
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {layered(item, depth + 1)}" for key, item in value.items()]
+        parts = [f"{json.dumps(str(key))}: {layered(item, depth + 1)}" for key, item in value.items()]
         brackets = "{}"
     else:
         parts = [layered(item, depth + 1) for item in value]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placed import Kernel
 
@@ -43,6 +43,8 @@ COPY_IN = UNNAMED + (
 CHUNK_CAT = UNNAMED + ("chunk_cat_cuda_kernel<float, c10::BFloat16>(T2 **, T1 *, long *, long *, long, long)")
 EMBED = UNNAMED + "indexSelectLargeIndex<c10::BFloat16, long, unsigned int, (int)2, (int)2, (int)-2, (bool)1>(T1)"
 EMBED_BACKWARD = UNNAMED + "compute_grad_weight<c10::BFloat16, float, long>(const T3 *, const T1 *, T2 *)"
+PARAMETER_KERNELS = {ADAM, COPY_OUT, COPY_IN, CHUNK_CAT}
+"""Kernels over parameters or gradients: a batch of another length leaves them as they are."""
 CROSS_ENTROPY = UNNAMED + "cunn_SoftMaxForward<(int)8, c10::BFloat16, float, float>(T4 *, const T2 *, int)"
 CROSS_ENTROPY_BACKWARD = UNNAMED + "cunn_SoftMaxBackward<(int)8, c10::BFloat16, float>(T4 *, const T2 *, int)"
 
@@ -187,3 +189,15 @@ def moved(name: str, size: int) -> Kernel:
         grid=(max(1, size // 65_536), 1, 1),
         registers=32,
     )
+
+
+def at_length(kernel: Kernel, share: float) -> Kernel:
+    """A kernel when the sequences have only ``share`` of the model's length: attention shrinks with its square."""
+    if kernel.name in PARAMETER_KERNELS:
+        return kernel
+    attention = kernel.name in {FLASH.format(way=way) for way in ("fwd", "bwd")}
+    # The dimension of the grid that runs over tokens.
+    along = 1 if kernel.name.startswith(GEMM.split("{", maxsplit=1)[0]) else 0
+    grid = [max(1, round(n * share)) if axis == along else n for axis, n in enumerate(kernel.grid)]
+    ns = max(SHORTEST_KERNEL_NS, round(kernel.ns * share ** (2 if attention else 1)))
+    return replace(kernel, ns=ns, grid=(grid[0], grid[1], grid[2]))

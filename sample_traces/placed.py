@@ -230,10 +230,16 @@ class Capture:
     """What the capture's clock reads then."""
     epoch_ns: int
     """Wall-clock time of the start, as the machine's own clock tells it."""
+    drift_ppm: float = 0.0
+    """By how many parts in a million the capture's clock runs fast."""
 
-    def local(self, job_ns: int) -> int:
-        """A time of the job on the capture's clock."""
-        return job_ns - self.zero_ns + self.start_ns
+    def ticks(self, job_ns: int) -> int:
+        """A time of the job as a clock counts it that drifts like the capture's and was right when that started."""
+        return job_ns + round((job_ns - self.zero_ns) * self.drift_ppm / 1e6)
+
+    def local(self, ticks: int) -> int:
+        """Such a count (or, without drift, a time of the job) on the capture's clock."""
+        return ticks - self.zero_ns + self.start_ns
 
 
 PAYLOAD_SCHEMA = {op: (1 << 24) + number for op, number in ((GATHER, 4), (REDUCE, 5), (SCATTER, 7))}

@@ -2,108 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from layout import Job
-from model import Model
-from nsys_schema import NSYS_2022, NSYS_2023, NSYS_2026, Schema
-from placed import EPOCH_NS, GATHER, REDUCE, SCATTER, Capture, ms, us
+from jobs import HALF_BATCH, OLD_KERNELS, SMALL, TINY, Scenario, lay_out, report_a_rank
+from many_ranks import MANY_RANKS
+from nsys_schema import NSYS_2022, NSYS_2026
+from placed import us
 from strategies import Ddp, Fsdp2, SmallDdp, Strategy, Zero1, Zero2, Zero3
-from train import train
-
-NVLINK_GB_PER_S = 352.0
-MODEL = Model(layers=4, hidden=2_048, vocab=8_192, batch=4, sequence=4_096)
-HALF_BATCH = replace(MODEL, batch=2)
-SMALL = replace(HALF_BATCH, layers=3)
-TINY = Model(layers=6, hidden=256, vocab=4_096, batch=1, sequence=512)
-
-DEV_KERNELS = {
-    GATHER: "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
-    SCATTER: "ncclDevKernel_ReduceScatter_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
-    REDUCE: "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
-}
-OLD_KERNELS = {
-    GATHER: "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm *, unsigned long, ncclWork *)",
-    SCATTER: "ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclDevComm *, unsigned long, ncclWork *)",
-    REDUCE: "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm *, unsigned long, ncclWork *)",
-}
 
 
-def kernel_names(dtype: str) -> dict[str, str]:
-    """Names of NCCL's kernels, of 2.19 and later, for reductions of a type."""
-    return {op: name.format(dtype=dtype) for op, name in DEV_KERNELS.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One sample."""
-
-    name: str
-    truth: str
-    """What is the matter, in words."""
-    build: Callable[[], Strategy]
-    """Lays the job out."""
-    schema: Schema = NSYS_2023
-    per_rank: bool = False
-    """One report a rank, each with its own clock."""
-    findings: tuple[str, ...] = ()
-    """Codes of the rules that the layout was made for."""
-    fault_rank: int | None = None
-
-    def captures(self, job: Job) -> list[Capture]:
-        """The reports of the job."""
-        if self.per_rank:
-            return [own_capture(self.name, rank.rank) for rank in job.ranks]
-        started = ms(11.7)
-        return [
-            Capture(
-                path=f"{self.name}.sqlite",
-                ranks=tuple(rank.rank for rank in job.ranks),
-                zero_ns=started,
-                start_ns=ms(3_141.5),
-                epoch_ns=EPOCH_NS + started,
-            )
-        ]
-
-
-def own_capture(name: str, rank: int) -> Capture:
-    """A rank's own report, in a folder: started at another moment, by a wall clock that is a little off."""
-    started = 3_217_411 + 5_310_977 * rank
-    wall_clock_error = (0, 418_220, -733_105, 190_486, -61_309, 902_777, -377_440, 55_018)[rank % 8]
-    return Capture(
-        path=f"{name}/{name.removesuffix('_per_rank')}.rank{rank}.sqlite",
-        ranks=(rank,),
-        zero_ns=started,
-        start_ns=1_907_331 * rank,
-        epoch_ns=EPOCH_NS + started + wall_clock_error,
-    )
-
-
-def lay_out(
-    strategy: type[Strategy],
-    *,
-    seed: int,
-    model: Model = MODEL,
-    world_size: int = 4,
-    steps: int = 6,
-    first_step: int = 0,
-    dtype: str = "f32",
-    graphed: bool = False,
-    **job: object,
-) -> Strategy:
-    """Lay out a job of one communicator over all ranks, joined by NVLink."""
-    made = Job(seed=seed, world_size=world_size, **{"collective_kernels": kernel_names(dtype), **job})  # type: ignore[arg-type]
-    communicator = made.communicator(0x9C3E_0000_51A7_0000 + seed * 0x1_0F35, NVLINK_GB_PER_S)
-    trainer = strategy(made, model, communicator, graphed=graphed)
-    train(trainer, steps, first_step)
-    return trainer
-
-
-def straggling_job() -> Strategy:
-    """Rank 2 computes everything 1.24 times as slowly as its peers."""
+def straggling_job(factor: float = 1.24) -> Strategy:
+    """Rank 2 computes everything ``factor`` times as slowly as its peers."""
     return lay_out(
-        Fsdp2, seed=3, model=SMALL, steps=5, first_step=200, slowdown=lambda rank, _: 1.24 if rank == 2 else 1.0
+        Fsdp2, seed=3, model=SMALL, steps=5, first_step=200, slowdown=lambda rank, _: factor if rank == 2 else 1.0
     )
 
 
@@ -142,7 +51,10 @@ SCENARIOS = (
         build=straggling_job,
         schema=NSYS_2026,
         findings=("TK201",),
-        fault_rank=2,
+        verdict="persistent",
+        fault_ranks=(2,),
+        cause="slow_compute",
+        without=lambda: straggling_job(factor=1.0),
     ),
     Scenario(
         name="straggler_4ranks_per_rank",
@@ -151,9 +63,12 @@ SCENARIOS = (
         "clocks in the reports disagree with each other by up to 1.2 ms.",
         build=straggling_job,
         schema=NSYS_2026,
-        per_rank=True,
+        reports=report_a_rank,
         findings=("TK201",),
-        fault_rank=2,
+        verdict="persistent",
+        fault_ranks=(2,),
+        cause="slow_compute",
+        without=lambda: straggling_job(factor=1.0),
     ),
     Scenario(
         name="launch_bound",
@@ -234,4 +149,5 @@ SCENARIOS = (
         schema=NSYS_2026,
         findings=("TK903",),
     ),
+    *MANY_RANKS,
 )

@@ -21,6 +21,7 @@ from placed import (
 )
 
 COPIES, GATHERS, GATHER_COPY_IN, REDUCTIONS = "copies", "gathers", "gather_copy_in", "reductions"
+REPLICA_REDUCTIONS = "replica_reductions"
 ROOT = -1
 """The unit of the parameters outside the layers."""
 H2D, D2H = 1, 2
@@ -39,6 +40,11 @@ class Strategy:
         self.graphed = graphed
 
     @property
+    def shards(self) -> int:
+        """Into how many equal parts sharded state is split."""
+        return len(self.communicator.ranks)
+
+    @property
     def units(self) -> range:
         """The layers, in the order of the forward pass."""
         return range(self.model.layers)
@@ -54,6 +60,7 @@ class Strategy:
         for unit in self.units:
             with self.job.range(TRACEKIT, f"fwd/layers.{unit}"):
                 self.job.host(us(22))
+                self.job.stall(f"fwd/layers.{unit}")
                 self.before_layer_forward(unit)
                 self.launch_layer(self.model.layer_forward())
         self.launch(self.model.head_forward())
@@ -68,6 +75,7 @@ class Strategy:
             for unit in reversed(self.units):
                 with self.job.range(TRACEKIT, f"bwd/layers.{unit}"):
                     self.job.host(us(14))
+                    self.job.stall(f"bwd/layers.{unit}")
                     self.before_layer_backward(unit)
                     self.launch_layer(self.model.layer_backward())
                     self.after_layer_backward(unit)
@@ -78,7 +86,7 @@ class Strategy:
         """The optimizer's step."""
         self.job.host(us(60))
         self.job.memset(512)
-        self.launch(self.model.adam(self.job.world_size if self.shards_optimizer else 1))
+        self.launch(self.model.adam(self.shards if self.shards_optimizer else 1))
         self.after_optimizer()
 
     def launch(self, kernels: list[Kernel], stream: str = COMPUTE) -> None:
@@ -135,9 +143,9 @@ class Fsdp2(Strategy):
         if unit in self.gathered or unit not in (ROOT, *self.units):
             return
         size = self.unit_bytes(unit, 2)
-        self.job.kernel(moved(COPY_IN, 2 * size // self.job.world_size), GATHER_COPY_IN)
+        self.job.kernel(moved(COPY_IN, 2 * size // self.shards), GATHER_COPY_IN)
         self.follow(GATHERS, GATHER_COPY_IN)
-        self.job.collective(self.communicator, GATHER, size, GATHERS)
+        self.among_shards(GATHER, size, GATHERS)
         self.gathered[unit] = self.job.record(GATHERS)
 
     def use(self, unit: int) -> None:
@@ -152,7 +160,11 @@ class Fsdp2(Strategy):
         size = self.unit_bytes(unit, 4)
         self.follow(REDUCTIONS)
         self.job.kernel(moved(CHUNK_CAT, 3 * size // 2), REDUCTIONS)
-        self.job.collective(self.communicator, SCATTER, size, REDUCTIONS)
+        self.among_shards(SCATTER, size, REDUCTIONS)
+
+    def among_shards(self, op: str, full_bytes: int, stream: str) -> None:
+        """Issue a collective among the ranks that hold the shards."""
+        self.job.collective(self.communicator, op, full_bytes, stream)
 
     def before_forward(self) -> None:
         """Gather the root (kept until the step's end) and, ahead, the first layer."""
@@ -187,6 +199,39 @@ class Fsdp2(Strategy):
         """Reduce the root's gradients; the optimizer waits for them."""
         self.reduce(ROOT)
         self.follow(COMPUTE, REDUCTIONS)
+
+
+class Hsdp(Fsdp2):
+    """fully_shard on a mesh of two dimensions: sharded inside each host, replicated across hosts.
+
+    After a unit's reduce-scatter each shard is all-reduced among its replicas, on a stream of its own.
+    """
+
+    name = "hsdp"
+
+    def __init__(
+        self, job: Job, model: Model, shards: tuple[Communicator, ...], replicas: tuple[Communicator, ...]
+    ) -> None:
+        super().__init__(job, model, shards[0])
+        self.shard_groups = shards
+        self.replica_groups = replicas
+
+    def among_shards(self, op: str, full_bytes: int, stream: str) -> None:
+        """Issue a collective on each host."""
+        for communicator in self.shard_groups:
+            self.job.collective(communicator, op, full_bytes, stream)
+
+    def reduce(self, unit: int) -> None:
+        """Reduce a unit's gradients on each host, then each shard across hosts."""
+        super().reduce(unit)
+        self.follow(REPLICA_REDUCTIONS, REDUCTIONS)
+        for communicator in self.replica_groups:
+            self.job.collective(communicator, REDUCE, self.unit_bytes(unit, 4) // self.shards, REPLICA_REDUCTIONS)
+
+    def after_backward(self) -> None:
+        """The optimizer waits for the last all-reduce."""
+        super().after_backward()
+        self.follow(COMPUTE, REPLICA_REDUCTIONS)
 
 
 class Zero3(Strategy):

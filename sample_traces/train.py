@@ -24,6 +24,7 @@ def train(strategy: Strategy, steps: int, first_step: int = 0) -> None:
         with job.step(number, *named):
             with job.phase("data"):
                 job.host(us(120))
+                job.stall("data")
                 job.wait(COMPUTE, batch_ready)
                 batch_ready = load(strategy)
             with job.phase("forward"):

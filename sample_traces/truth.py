@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -51,17 +52,18 @@ def account(ops: Iterable[Op], start: int, end: int) -> Account:
     return figures
 
 
-def rank_truth(rank: Rank, capture: Capture, reference: Capture, *, phases: bool) -> dict[str, Any]:
-    """A rank's totals and steps, on its capture's clock, and how far that is ahead of the reference capture's."""
+def rank_truth(rank: Rank, capture: Capture, clock: dict[str, int | float], *, phases: bool) -> dict[str, Any]:
+    """A rank's totals and steps on its capture's clock, and what is known of that clock."""
     first, last = min(op.start for op in rank.ops), max(op.end for op in rank.ops)
     return {
         "pid": rank.pid,
         "device": rank.device,
         "capture": capture.path,
-        "clock_offset_ns": capture.local(0) - reference.local(0),
+        **clock,
         "main_stream": rank.stream_ids[COMPUTE],
         "totals": account(rank.ops, first, last),
         "opaque_ns": union_ns([op for op in rank.ops if op.source == "graph"]),
+        "collectives": sum(op.kind == "comm" for op in rank.ops),
         "steps": [
             {"step": number, "start_ns": capture.local(start), "end_ns": capture.local(end)}
             | account(rank.ops, start, end)
@@ -120,8 +122,9 @@ def steady_truth(ranks: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def collectives_truth(job: Job, steady: list[int], *, payloads: bool) -> list[dict[str, object]]:
     """For each communicator and operation: how many, how large, how long, over the whole capture.
 
-    The communicator is None where the capture lacks NCCL's payloads. Times that a rank spends in two kinds of
-    collectives at once would be exposed twice; on one communicator that cannot be.
+    The communicator is None where the capture lacks NCCL's payloads. Exposed time that a rank spends in several
+    collectives at once counts for the one that started first. Transfer and waits are of the collectives that every
+    member captured.
     """
     source = "nccl_payload" if payloads else "annotation" if job.annotated else None
     groups: dict[tuple[int, str], list[Collective]] = {}
@@ -129,8 +132,10 @@ def collectives_truth(job: Job, steady: list[int], *, payloads: bool) -> list[di
         groups.setdefault((item.communicator.hash, item.op), []).append(item)
     made: list[dict[str, object]] = []
     for (value, op), items in sorted(groups.items()):
-        waits = waits_ns(items)
-        later = [item for item in items if any(op.step in steady for op in item.ops.values())]
+        whole = [item for item in items if len(item.ops) == len(item.communicator.ranks)]
+        waits = waits_ns(whole)
+        later = [item for item in whole if any(op.step in steady for op in item.ops.values())]
+        by_rank = {job.ranks[rank]: [item.ops[rank] for item in items if rank in item.ops] for rank in waits}
         made.append(
             {
                 "communicator": f"0x{value:016x}" if payloads else None,
@@ -141,9 +146,9 @@ def collectives_truth(job: Job, steady: list[int], *, payloads: bool) -> list[di
                 "full_bytes_sum": sum(item.full_bytes for item in items),
                 "message_bytes": statistics.median_low(item.message_bytes for item in items),
                 "bytes_source": source,
-                "comm_ns": sum(union_ns([item.ops[rank] for item in items]) for rank in waits),
-                "exposed_ns": sum(exposed_ns(job.ranks[rank], [item.ops[rank] for item in items]) for rank in waits),
-                "transfer_ns": statistics.median(min(duration(op) for op in item.ops.values()) for item in items),
+                "comm_ns": sum(union_ns(ops) for ops in by_rank.values()),
+                "exposed_ns": sum(exposed_ns(rank, ops) for rank, ops in by_rank.items()),
+                "transfer_ns": statistics.median(min(duration(op) for op in item.ops.values()) for item in whole),
                 "peer_wait_ns": sum(waits.values()),
                 "peer_wait_by_rank_ns": waits,
                 "steady_peer_wait_by_rank_ns": waits_ns(later),
@@ -165,9 +170,16 @@ def waits_ns(items: list[Collective]) -> dict[int, int]:
 
 
 def exposed_ns(rank: Rank, collectives: list[Op]) -> int:
-    """Time in which one of the collectives runs and no compute."""
+    """Time in which one of the collectives runs, none that started earlier and no compute."""
+    mine = {id(op) for op in collectives}
+    counted: list[Op] = []
+    until = 0
+    for op in sorted((op for op in rank.ops if op.kind == "comm"), key=lambda op: op.start):
+        if id(op) in mine and op.end > until:
+            counted.append(replace(op, start=max(op.start, until)))
+        until = max(until, op.end)
     computes = [op for op in rank.ops if op.kind == "compute"]
-    spent = account([*computes, *collectives], min(op.start for op in rank.ops), max(op.end for op in rank.ops))
+    spent = account([*computes, *counted], min(op.start for op in rank.ops), max(op.end for op in rank.ops))
     return int(spent["exposed_comm_ns"] or 0)
 
 

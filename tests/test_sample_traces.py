@@ -5,9 +5,12 @@ import io
 import json
 import shutil
 import sqlite3
+import statistics
 import subprocess
 import sys
-from itertools import combinations
+from bisect import bisect_left
+from collections import defaultdict
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -100,6 +103,11 @@ def test_samples_are_small_and_name_nobody(name):
         assert {name for (name,) in query(path, "SELECT DISTINCT name FROM PROCESSES")} == {"python3"}
 
 
+def test_the_samples_together_are_small():
+    made = [path for path in SAMPLES.rglob("*") if path.suffix in (".sqlite", ".json")]
+    assert sum(path.stat().st_size for path in made) <= 12 * MIB
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_truth_adds_up(name):
     truth = expected(name)
@@ -134,11 +142,23 @@ def test_the_truth_agrees_with_the_rows(name):
         assert max(end for _, end in spans) - min(start for start, _ in spans) == rank["totals"]["wall_ns"]
         nccl = query(
             path,
-            f"""SELECT count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL
+            f"""SELECT start, "end" FROM CUPTI_ACTIVITY_KIND_KERNEL
                 JOIN StringIds ON id = demangledName {mine} AND value LIKE 'nccl%'""",
         )
-        # One communicator runs one collective at a time, so here the sum is the measure.
-        assert nccl == [(sum(item["count"] for item in truth["collectives"]), rank["totals"]["comm_ns"])]
+        assert (len(nccl), measure(nccl)) == (rank["collectives"], rank["totals"]["comm_ns"])
+
+
+def measure(spans):
+    """Time that at least one of the spans covers, counted point by point between their ends."""
+    changes = defaultdict(int)
+    for start, end in spans:
+        changes[start] += 1
+        changes[end] -= 1
+    total = running = before = 0
+    for at in sorted(changes):
+        total += at - before if running else 0
+        running, before = running + changes[at], at
+    return total
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if len(captures(name)) == 1])
@@ -160,18 +180,217 @@ def test_every_operation_has_its_launch_before_it(name):
             assert query(path, sql) == [(operations[0], operations[0])]
 
 
+NCCL_NAMES = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce"}
+
+
+def collectives_of_rank(rank, op):
+    """(start, end, launch) of a rank's collectives of an operation, by start, on the clock of rank 0's capture."""
+    sql = f"""SELECT op.start, op."end", launch.start FROM CUPTI_ACTIVITY_KIND_KERNEL AS op
+              JOIN StringIds ON id = demangledName
+              JOIN CUPTI_ACTIVITY_KIND_RUNTIME AS launch ON launch.correlationId = op.correlationId
+              AND launch.globalTid >> 24 = op.globalPid >> 24 AND launch.eventClass = 0
+              WHERE value LIKE 'nccl%{NCCL_NAMES[op]}%' AND op.globalPid >> 24 & 0xFFFFFF = {rank["pid"]} ORDER BY 1"""
+
+    def on_first_clock(t):
+        return t - rank["clock_offset_ns"] - rank["drift_ppm"] * (t - rank["clock_at_ns"]) / 1e6
+
+    return [tuple(on_first_clock(t) for t in row) for row in query(SAMPLES / rank["capture"], sql)]
+
+
+def matched(truth, collective):
+    """The collectives of an entry, each as {rank: (start, end, launch)}: those that end together are one."""
+    members = {rank: collectives_of_rank(truth["ranks"][str(rank)], collective["op"]) for rank in collective["ranks"]}
+    most = max(members.values(), key=len)
+    ends = [end for _, end, _ in most]
+    together = [{} for _ in ends]
+    for rank, items in members.items():
+        for item in items:
+            after = min(bisect_left(ends, item[1]), len(ends) - 1)
+            before = max(after - 1, 0)
+            nearest = after if ends[after] - item[1] < item[1] - ends[before] else before
+            assert rank not in together[nearest]
+            together[nearest][rank] = item
+    return together
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_collectives_end_together(name):
-    """Each rank's k-th NCCL kernel, on rank 0's clock, ends when the others' do."""
+    """On rank 0's clock the NCCL kernels of one collective end at the same time on all its members."""
     truth = expected(name)
-    ends = []
-    for rank in truth["ranks"].values():
-        sql = f"""SELECT "end" - {rank["clock_offset_ns"]} FROM CUPTI_ACTIVITY_KIND_KERNEL
-                  JOIN StringIds ON id = demangledName
-                  WHERE value LIKE 'nccl%' AND globalPid >> 24 & 0xFFFFFF = {rank["pid"]} ORDER BY 1"""
-        ends.append([end for (end,) in query(SAMPLES / rank["capture"], sql)])
-    for together in zip(*ends, strict=True):
-        assert max(together) - min(together) <= COLLECTIVE_END_SPREAD_NS
+    for collective in truth["collectives"]:
+        found = matched(truth, collective)
+        assert len(found) == collective["count"]
+        for items in found:
+            ends = [end for _, end, _ in items.values()]
+            assert max(ends) - min(ends) <= COLLECTIVE_END_SPREAD_NS
+
+
+def steady_on_first_clock(truth):
+    """The host's time from the start of the first steady step of rank 0 to the end of the last one."""
+    rank = truth["ranks"]["0"]
+    sql = f"""SELECT min(start), max("end") FROM NVTX_EVENTS JOIN StringIds ON id = textId
+              WHERE value = 'step' AND globalTid >> 24 & 0xFFFFFF = {rank["pid"]}
+              AND int64Value IN ({", ".join(map(str, truth["steady"]["steps"]))})"""
+    return query(SAMPLES / rank["capture"], sql)[0]
+
+
+WAITED = [name for name in NAMES if expected(name)["straggler"]["cause"]]
+
+
+@pytest.mark.parametrize("name", WAITED)
+def test_peer_waits_follow_from_the_rows(name):
+    """From arrivals in the written rows, brought to one clock: who waits, and who was the last when they waited."""
+    truth = expected(name)
+    first, last = steady_on_first_clock(truth)
+    waits, caused = dict.fromkeys(truth["ranks"], 0), dict.fromkeys(truth["ranks"], 0)
+    counted = 0
+    for collective in truth["collectives"]:
+        for items in matched(truth, collective):
+            launches = [launch for _, _, launch in items.values()]
+            if len(items) < len(collective["ranks"]) or not first <= statistics.median(launches) <= last:
+                continue
+            counted += 1
+            latest = max(items, key=lambda rank: items[rank][0])
+            for rank, (start, _, _) in items.items():
+                waits[str(rank)] += items[latest][0] - start
+                caused[str(latest)] += items[latest][0] - start
+    # Each time is rounded to a whole ns on a drifting clock; where two arrive together, either can be the last.
+    assert waits == pytest.approx(truth["peer_waits"]["by_rank_ns"], abs=3 * counted)
+    assert caused == pytest.approx(truth["peer_waits"]["by_last_rank_ns"], abs=3 * counted * len(waits))
+
+
+def mean_compute(rank, steady):
+    return statistics.mean(step["compute_ns"] for step in rank["steps"] if step["step"] in steady)
+
+
+def exposed_wait_share(truth):
+    """Mean exposed wait of a rank in a step, over the step's time."""
+    waits = truth["peer_waits"]["exposed_by_rank_ns"].values()
+    steady = truth["steady"]
+    return sum(waits) / len(waits) / len(steady["steps"]) / steady["step_time_ns"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_verdict_is_what_the_layout_shows(name):
+    """GIVEN the definitions of imbalance, own compute and last arrivals, THEN the planted verdict follows from them."""
+    truth = expected(name)
+    straggler, waits = truth["straggler"], truth["peer_waits"]
+    steady = truth["steady"]["steps"]
+    compute = {rank: mean_compute(item, steady) for rank, item in truth["ranks"].items()}
+    share = {rank: ns / sum(waits["by_last_rank_ns"].values()) for rank, ns in waits["by_last_rank_ns"].items()}
+    if straggler["verdict"] == "none":
+        assert exposed_wait_share(truth) < 0.02
+        assert straggler["step_time_without_ns"] is None or straggler["cause"] == "link"
+        return
+    assert exposed_wait_share(truth) > 0.02
+    assert straggler["step_time_without_ns"] < truth["steady"]["step_time_ns"]
+    if straggler["verdict"] == "rotating":
+        assert straggler["rank"] is None
+        assert max(share.values()) < 0.4
+        return
+    culprit = str(straggler["rank"])
+    assert straggler["rank"] == truth["fault_rank"]
+    assert max(share, key=share.get) == culprit
+    assert waits["by_rank_ns"][culprit] < 0.25 * statistics.median(waits["by_rank_ns"].values())
+    own = compute[culprit] / statistics.median(compute.values())
+    assert own > 1.05 if straggler["cause"] == "slow_compute" else own == pytest.approx(1, abs=0.01)
+
+
+def test_on_four_hosts_most_ranks_wait_for_one_that_waited_itself():
+    """The slow rank is last at less than half of the waits: its neighbours pass its delay on to the other hosts."""
+    waits = expected("straggler_32ranks_4nodes")["peer_waits"]
+    total = sum(waits["by_last_rank_ns"].values())
+    assert waits["by_last_rank_ns"]["19"] < 0.5 * total
+    neighbours = [str(rank) for rank in range(16, 24)]
+    assert sum(waits["by_last_rank_ns"][rank] for rank in neighbours) > 0.9 * total
+
+
+def test_sequences_vary_together_in_both_directions():
+    truth = expected("sequence_length")
+    phases = [
+        step["by_phase"]
+        for rank in truth["ranks"].values()
+        for step in rank["steps"]
+        if step["step"] in truth["steady"]["steps"]
+    ]
+    forward = [phase["forward"]["compute_ns"] for phase in phases]
+    backward = [phase["backward"]["compute_ns"] for phase in phases]
+    assert statistics.stdev(forward) / statistics.mean(forward) >= 0.1
+    assert statistics.stdev(backward) / statistics.mean(backward) >= 0.1
+    assert statistics.correlation(forward, backward) >= 0.9
+
+
+def test_one_link_is_three_times_as_slow():
+    truth = expected("slow_link")
+    reductions = {tuple(item["ranks"]): item for item in truth["collectives"] if item["op"] == "all_reduce"}
+    slow, usual = reductions[1, 3], reductions[0, 2]
+    assert slow["full_bytes_sum"] == usual["full_bytes_sum"]
+    assert slow["transfer_ns"] / usual["transfer_ns"] == pytest.approx(3, rel=0.03)
+    assert max(slow["steady_peer_wait_by_rank_ns"].values()) < 0.01 * slow["comm_ns"]
+
+
+def test_the_slowest_of_healthy_ranks_is_nearly_always_last():
+    """At collectives of steady steps at which anyone is late by more than the launches' own noise, 2 us."""
+    truth = expected("healthy_8ranks")
+    first, _ = steady_on_first_clock(truth)
+    found = [items for collective in truth["collectives"] for items in matched(truth, collective)]
+    last = []
+    for items in found:
+        arrivals = {rank: start for rank, (start, _, launch) in items.items() if launch >= first}
+        if arrivals and max(arrivals.values()) - min(arrivals.values()) > 2_000:
+            last.append(max(arrivals, key=arrivals.get))
+    assert len(last) > 10
+    assert last.count(5) > 0.8 * len(last)
+
+
+def gaps_between_calls(rank, step):
+    """The longest time without a CUDA call in a step of a rank's host, in ms."""
+    sql = f"""SELECT start, "end" FROM NVTX_EVENTS JOIN StringIds ON id = textId
+              WHERE value = 'step' AND int64Value = {step} AND globalTid >> 24 & 0xFFFFFF = {rank["pid"]}"""
+    path = SAMPLES / rank["capture"]
+    ((first, last),) = query(path, sql)
+    sql = f"""SELECT start, "end" FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE start BETWEEN {first} AND {last}
+              AND globalTid >> 24 & 0xFFFFFF = {rank["pid"]} ORDER BY start"""
+    calls = query(path, sql)
+    ends, starts = [first, *(end for _, end in calls)], [*(start for start, _ in calls), last]
+    return max(start - end for start, end in zip(starts, ends, strict=True)) / 1e6
+
+
+@pytest.mark.parametrize(("name", "least_ms"), [("gc_pauses", 7), ("data_stall", 8), ("host_stall_rank", 2.5)])
+def test_hosts_pause_where_they_are_said_to(name, least_ms):
+    truth = expected(name)
+    pausing = []
+    for step in truth["steady"]["steps"]:
+        gaps = {rank: gaps_between_calls(item, step) for rank, item in truth["ranks"].items()}
+        pausing.append([int(rank) for rank, gap in gaps.items() if gap > 1])
+        assert all(gap > least_ms for gap in gaps.values() if gap > 1)
+    if truth["straggler"]["verdict"] == "rotating":
+        assert all(len(ranks) == 1 for ranks in pausing)
+        assert all(a != b for a, b in pairwise(pausing))
+    else:
+        assert pausing == [[truth["fault_rank"]]] * len(pausing)
+
+
+def test_ragged_captures_begin_and_end_at_different_collectives():
+    truth = expected("straggler_ragged")
+    steps = {rank: [step["step"] for step in item["steps"]] for rank, item in truth["ranks"].items()}
+    assert steps["0"] == steps["2"] == [0, 1, 2, 3, 4, 5, 6]
+    assert steps["1"] == [2, 3, 4, 5, 6]
+    assert steps["3"] == [0, 1, 2, 3, 4, 5]
+    counts = {rank: item["collectives"] for rank, item in truth["ranks"].items()}
+    a_step = counts["0"] // 7
+    assert counts["3"] == counts["0"] - a_step
+    assert a_step < counts["0"] - counts["1"] < 2 * a_step
+    (moments,) = query(
+        SAMPLES / truth["ranks"]["3"]["capture"],
+        "SELECT utcEpochNs - startTime FROM TARGET_INFO_SESSION_START_TIME, ANALYSIS_DETAILS",
+    )
+    (others,) = query(
+        SAMPLES / truth["ranks"]["0"]["capture"],
+        "SELECT utcEpochNs - startTime FROM TARGET_INFO_SESSION_START_TIME, ANALYSIS_DETAILS",
+    )
+    coarse = others[0] - moments[0]
+    assert abs(coarse - truth["ranks"]["3"]["clock_offset_ns"]) == pytest.approx(5e9, abs=2e6)
 
 
 def nccl_payloads(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from glob import glob
 from os import PathLike
@@ -48,29 +49,38 @@ def find_captures(paths: Sequence[str | PathLike[str]]) -> list[Path]:
     Where a folder holds both a report and its export, the export is taken. Raises `CaptureError` when a path does not
     exist or holds no capture.
     """
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for given in map(str, paths):
         path = Path(given)
-        if path.is_dir():
+        if _is_folder(path):
             matches = _in_folder(path)
             if not matches:
                 raise CaptureError(
                     f"{path}: no captures in this folder ({', '.join(SUFFIXES)})",
                     hint="Name the files, or the folder that holds them.",
                 )
-        elif path.exists() or not any(sign in given for sign in "*?["):
+        elif _exists(path) or not any(sign in given for sign in "*?["):
             matches = [path]
         else:
             named = glob(given, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
             matches = sorted(map(Path, named), key=_natural)
-            matches = [m for match in matches for m in (_in_folder(match) if match.is_dir() else [match])]
+            matches = [m for match in matches for m in (_in_folder(match) if _is_folder(match) else [match])]
             if not matches:
                 raise CaptureError(
                     f"{given}: no file matches", hint="Check the pattern; quote it if the shell should not expand it."
                 )
         for match in matches:
-            found.setdefault(match.resolve(), match)
+            found.setdefault(os.path.realpath(match), match)
     return list(found.values())
+
+
+# os.path answers False where Path raises: a name that is too long, a folder that may not be entered.
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 SEVERITIES = ("info", "warning", "error")
+LONGEST_LINE = 2000
+"""Characters of a message; a file name alone can be longer."""
 
 
 class ExitStatus(IntEnum):
@@ -43,6 +45,9 @@ class Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line and exit."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by the caller, who does not want to hear
+                setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         try:
             kwargs["standalone_mode"] = False
             sys.exit(super().main(*args, **kwargs) or ExitStatus.DONE)
@@ -54,12 +59,11 @@ class Group(click.Group):
         except TracekitError as error:
             _complain(error.message, error.hint)
             sys.exit(ExitStatus.USAGE if isinstance(error, UsageError) else ExitStatus.UNREADABLE)
-        except BrokenPipeError:
-            # The reader of our output (head, less) has gone; Python would complain once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # the reader of our output (head, less) has gone
+            _abandon_stdout()
             sys.exit(ExitStatus.DONE)
         except (click.Abort, KeyboardInterrupt):
-            _complain("interrupted; nothing was written", None)
+            _complain("interrupted; no file was left half written", None)
             sys.exit(ExitStatus.INTERRUPTED)
         except MemoryError:
             _complain("out of memory", "Analyze fewer captures at once.")
@@ -78,7 +82,14 @@ def _complain(message: str, hint: str | None) -> None:
     # Names in messages come from captures and file systems: no control character may reach the terminal.
     lines = [f"tracekit: {message}"] + ([f"  {hint}"] if hint else [])
     for line in lines:
-        click.echo(re.sub(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", "?", line), err=True)
+        short = line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+        click.echo(re.sub(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", "?", short), err=True)
+
+
+def _abandon_stdout() -> None:
+    # What could not be written stays in Python's buffer; it would try once more at exit and complain.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Window(click.ParamType[tuple[int | None, int | None]]):
@@ -195,9 +206,12 @@ def analyze(
     """
     from tracekit.analysis import Options
     from tracekit.analysis import analyze as analyze_timeline
-    from tracekit.capture import open_captures
+    from tracekit.capture import find_captures, open_captures
 
-    _check_outputs([path for path in (json_path, html_path) if path not in (None, "-")], captures)
+    files = find_captures(captures)
+    _check_outputs([path for path in (json_path, html_path) if path is not None and path != "-"], files)
+    if html_path == "-":
+        raise UsageError("--html: a report goes to a file, not to standard output", hint="Name a file.")
     options = Options(
         steps=steps,
         ranks=ranks,
@@ -208,7 +222,7 @@ def analyze(
         allow_no_gpu=allow_no_gpu,
     )
     with _progress(quiet) as (progressing, shown):
-        timeline = open_captures(*captures, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
+        timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
     analysis = analyze_timeline(timeline, options)
     if html_path and not analysis.ranks:
         raise UsageError("--html: there is no GPU work to draw", hint="Use --json for the NVTX view.")
@@ -216,10 +230,10 @@ def analyze(
     if json_path:
         from tracekit.report.json import render_json
 
-        document = (render_json(analysis) + "\n").encode()
+        # A path that is not UTF-8 holds lone surrogates, which JSON can only escape.
+        document = (render_json(analysis) + "\n").encode("utf-8", "backslashreplace")
         if json_path == "-":
-            sys.stdout.buffer.write(document)
-            sys.stdout.buffer.flush()
+            _write(document)
         else:
             from tracekit.report.files import write_whole
 
@@ -233,17 +247,19 @@ def analyze(
     return _status(analysis, fail_on)
 
 
-def _check_outputs(paths: list[Any], captures: tuple[str, ...]) -> None:
+def _check_outputs(paths: Sequence[str], captures: Sequence[Path]) -> None:
     """Refuse before the work is done what cannot be written after it."""
-    for path in map(Path, paths):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: the folder {path.parent} does not exist", hint="Create it first.")
-        if path.is_dir():
+    # os.path answers False where Path raises: a name that is too long, a folder that may not be entered.
+    for path in paths:
+        folder = os.path.dirname(path) or "."  # noqa: PTH120
+        if not os.path.isdir(folder):  # noqa: PTH112
+            raise UsageError(f"{path}: the folder {folder} does not exist", hint="Create it first.")
+        if os.path.isdir(path):  # noqa: PTH112
             raise UsageError(f"{path}: this is a folder", hint="Name a file in it.")
-        if path.exists() and any(Path(c).exists() and path.samefile(c) for c in captures):
+        if any(os.path.realpath(path) == os.path.realpath(capture) for capture in captures):
             raise UsageError(f"{path}: this is the capture itself", hint="Name another file for the output.")
-    if len({Path(path).absolute() for path in paths}) < len(paths):
-        raise UsageError("--json and --html name the same file")
+    if len(set(map(os.path.realpath, paths))) < len(paths):
+        raise UsageError("--json and --html name the same file", hint="Name two files.")
 
 
 @contextlib.contextmanager
@@ -272,6 +288,8 @@ def _progress(quiet: bool) -> Iterator[tuple[Callable[[str], Callable[[int, int]
 
 
 def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: list[tuple[str, int]]) -> None:
+    from tracekit.report.words import clean
+
     if analysis.ranks:
         from tracekit.report.text import render_text
 
@@ -286,14 +304,25 @@ def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: lis
         from tracekit.report.host import render_host
 
         text = render_host(analysis)
-    lines = [text.rstrip("\n"), *([""] if wrote else []), *(f"Wrote {path} ({_size(size)})" for path, size in wrote)]
-    _print_text("\n".join(lines))
+    said = [f"Wrote {clean(path)} ({_size(size)})" for path, size in wrote]
+    _print_text("\n".join([text.rstrip("\n"), *([""] if wrote else []), *said]))
 
 
 def _print_text(text: str) -> None:
-    encoding = sys.stdout.encoding or "ascii"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-    sys.stdout.flush()
+    _write((text + "\n").encode(sys.stdout.encoding or "ascii", "replace"))
+
+
+def _write(content: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _abandon_stdout()
+        raise TracekitError(
+            f"cannot write to standard output: {error.strerror}", hint="Free some space, or send it elsewhere."
+        ) from error
 
 
 def _can_encode(text: str) -> bool:

@@ -9,10 +9,13 @@ from pathlib import PurePath
 
 from tracekit.readers.raw import RawCapture
 
-RANK_WORD = re.compile(r"(?:^|[^a-z])(?:global[-_.]?)?(?:rank|proc)[-_.=]?(\d+)", re.IGNORECASE)
-DOTTED = re.compile(r"\.(\d{1,6})(?=\.)")
-NODE_AND_GPU = re.compile(r"(?:node|host)[-_.]?(\d+).*?(?:gpu|local_?rank|device|dev)[-_.]?(\d+)", re.IGNORECASE)
-NUMBER = re.compile(r"\d+")
+RANK_WORD = re.compile(r"(?<![a-z])(?<!local[-_.])(?:rank|proc)[-_.=]?([0-9]+)", re.IGNORECASE)
+DOTTED = re.compile(r".*\.([0-9]{1,6})\.")
+"""The last number between dots; what stands before it may be a date or a job."""
+NODE_AND_GPU = re.compile(r"(?:node|host)[-_.]?([0-9]+).*?(?:gpu|local_?rank|device|dev)[-_.]?([0-9]+)", re.IGNORECASE)
+NUMBER = re.compile(r"[0-9]+")
+LARGEST_RANK = 1 << 24
+"""A larger number in a name is a date, a time or a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +76,20 @@ def _own_claim(capture: RawCapture, track: int) -> tuple[int | None, str]:
 def _ranks_from_files(captures: Sequence[RawCapture]) -> dict[int, int]:
     """Rank by capture, for captures of one rank each whose names tell it."""
     single = {c: PurePath(capture.info.path).name for c, capture in enumerate(captures) if len(capture.tracks) == 1}
+    told = _matches(RANK_WORD, single)
+    if len(set(told.values())) == len(single):
+        return told
     grid = {c: (int(m[1]), int(m[2])) for c, name in single.items() if (m := NODE_AND_GPU.search(name))}
     if len(grid) > 1 and len(grid) == len(single):
         return _ranks_of_grid(grid)
-    for pattern in (RANK_WORD, DOTTED):
-        told = _matches(pattern, single)
-        if told and len(set(told.values())) == len(single):
-            return told
-    return _only_number_that_differs(single) or _matches(RANK_WORD, single) or _matches(DOTTED, single)
+    dotted = _matches(DOTTED, single)
+    if len(set(dotted.values())) == len(single):
+        return dotted
+    return _only_number_that_differs(single) or told or dotted
 
 
 def _matches(pattern: re.Pattern[str], names: dict[int, str]) -> dict[int, int]:
-    return {c: int(m[1]) for c, name in names.items() if (m := pattern.search(name))}
+    return {c: int(m[1]) for c, name in names.items() if (m := pattern.search(name)) and int(m[1]) < LARGEST_RANK}
 
 
 def _ranks_of_grid(grid: dict[int, tuple[int, int]]) -> dict[int, int]:
@@ -99,10 +104,16 @@ def _ranks_of_grid(grid: dict[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def _only_number_that_differs(names: dict[int, str]) -> dict[int, int]:
-    """Rank by capture where the names are equal but for one number; {} where they are not."""
+    """Rank by capture where the names are equal but for one number; {} where they are not.
+
+    Numbers that are just 1 to n count the captures, as in nsys's own report1, report2 ...: ranks count from 0.
+    """
     if len(names) < 2 or len({NUMBER.sub("#", name) for name in names.values()}) != 1:
         return {}
     numbers = {c: [int(n) for n in NUMBER.findall(name)] for c, name in names.items()}
     columns = list(zip(*numbers.values(), strict=True))
     differing = [i for i, column in enumerate(columns) if len(set(column)) > 1]
-    return {c: n[differing[0]] for c, n in numbers.items()} if len(differing) == 1 else {}
+    if len(differing) != 1 or max(columns[differing[0]]) >= LARGEST_RANK:
+        return {}
+    first = 1 if sorted(columns[differing[0]]) == list(range(1, len(names) + 1)) else 0
+    return {c: n[differing[0]] - first for c, n in numbers.items()}

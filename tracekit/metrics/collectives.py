@@ -62,7 +62,8 @@ def rank_collectives(timeline: Timeline, track: RankTrack, covers: Covers, windo
     own_start, own_end = np.clip(own_start, *window), np.clip(own_end, *window)
     exposed = own_end - own_start - covers.compute.within(own_start, own_end)
     calls = _NcclCalls(timeline, process)
-    sizes = {communicator: size for communicator, size, _ in track.communicators}
+    # Any rank may tell: one that is captured from later on lacks the communicator's creation.
+    sizes = {communicator: size for each in timeline.ranks for communicator, size, _ in each.communicators}
     by_name = _ops_by_name(timeline, ops.name[rows])
     annotated = _annotated_bytes(timeline, process, ops.call[rows])
     groups: dict[tuple[str | None, str], int] = {}

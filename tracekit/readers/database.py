@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from numpy.typing import NDArray
 from tracekit.errors import CaptureError
 
 MAGIC = b"SQLite format 3\x00"
+UTF_16 = (b"\x00\x00\x00\x02", b"\x00\x00\x00\x03")
+"""What bytes 56 to 59 of the header say where text is not UTF-8."""
 ROWS_A_TASK = 250_000
 """Rows that one read task covers: enough to amortise opening the file, few enough to share among cores."""
 ROWS_A_BATCH = 65_536
@@ -65,6 +68,7 @@ class Database:
     def __init__(self, path: Path, uri: str) -> None:
         self.path = path
         self._uri = uri
+        self._unnumbered: set[str] = set()
         self._tables = self._discover()
 
     def _discover(self) -> dict[str, tuple[str, ...]]:
@@ -75,13 +79,21 @@ class Database:
             with engine.connect() as connection:
                 # A name may be invalid UTF-8, as anything else in here.
                 connection.connection.driver_connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # type: ignore[union-attr]
+                self._unnumbered |= {name for (name,) in connection.execute(_UNNUMBERED)}
                 inspector = sa.inspect(connection)
-                return {
-                    table: tuple(column["name"] for column in inspector.get_columns(table))
-                    for table in inspector.get_table_names()
-                    if not table.startswith(("ENUM_", "sqlite_"))
-                }
-        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+                views = inspector.get_view_names()
+                tables = {}
+                for table in [*inspector.get_table_names(), *views]:
+                    # In a damaged schema a name can be anything.
+                    if not isinstance(table, str) or table.startswith(("ENUM_", "sqlite_")):
+                        continue
+                    # Passed over: a view of what is gone, and what has a name that is not UTF-8.
+                    with suppress(sa.exc.OperationalError if table in views else sa.exc.NoSuchTableError):
+                        tables[table] = tuple(column["name"] for column in inspector.get_columns(table))
+                    if "rowid" in map(str.lower, tables.get(table, ())):
+                        self._unnumbered.add(table)
+                return tables
+        except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
             raise self._explained(getattr(error, "orig", None) or error) from error
         finally:
             engine.dispose()
@@ -98,6 +110,9 @@ class Database:
         """An upper bound of the number of rows, without reading them; 0 if the table is missing or empty."""
         if table not in self._tables:
             return 0
+        if table in self._unnumbered:
+            query: sa.Select[Any] = sa.select(sa.func.count()).select_from(sa.table(table))
+            return int(self.rows(str(query.compile(dialect=_DIALECT)))[0][0])
         low, high = self._row_ids(table)
         return high - low + 1
 
@@ -110,7 +125,7 @@ class Database:
         return (0, -1) if bounds[0] is None else (int(bounds[0]), int(bounds[1]))
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """All rows of a small query."""
+        """All rows of a small query. Text comes as str; what the file holds as a blob instead, as bytes."""
         try:
             connection = sqlite3.connect(self._uri, uri=True, timeout=1)
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -118,7 +133,7 @@ class Database:
                 return connection.execute(sql).fetchall()
             finally:
                 connection.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._explained(error) from error
 
     def small(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -137,20 +152,17 @@ class Database:
         All columns have the same length; it is 0 if the table is missing.
         Raises `CaptureError` when a value is not of the column's kind, or the file is damaged.
         """
-        low, high = self._row_ids(table) if table in self._tables else (0, -1)
-        count = high - low + 1
+        count = self.rows_at_most(table)
         if count <= 0:
             return {c.name: pa.array([], pa.binary()) if c.is_bytes else np.empty(0, np.int64) for c in columns}
-        tasks = max(1, min(-(-count // ROWS_A_TASK), 256))
-        edges = [low + count * i // tasks for i in range(tasks + 1)]
-        statements = [self._statement(table, columns, edges[i], edges[i + 1] - 1) for i in range(tasks)]
-        workers = min(tasks, os.cpu_count() or 1, 16)
+        statements = [self._statement(table, columns, span) for span in self._spans(table, count)]
+        workers = min(len(statements), os.cpu_count() or 1, 16)
         with ThreadPoolExecutor(workers) as pool:
             parts: list[dict[str, Any]] = []
-            for i, part in enumerate(pool.map(lambda sql: self._fetch(table, sql, columns), statements)):
+            for part in pool.map(lambda sql: self._fetch(table, sql, columns), statements):
                 parts.append(part)
                 if progress:
-                    progress(edges[i + 1] - low, count)
+                    progress(count * len(parts) // len(statements), count)
         return {
             c.name: pa.concat_arrays([part.pop(c.name) for part in parts])
             if c.is_bytes
@@ -158,7 +170,16 @@ class Database:
             for c in columns
         }
 
-    def _statement(self, table: str, columns: Sequence[Column], low: int, high: int) -> str:
+    def _spans(self, table: str, count: int) -> list[tuple[int, int] | None]:
+        """(first, last) row id of each piece to read a table in; None for all of a table whose rows have no id."""
+        if table in self._unnumbered:
+            return [None]
+        low, _ = self._row_ids(table)
+        pieces = max(1, min(-(-count // ROWS_A_TASK), 256))
+        edges = [low + count * i // pieces for i in range(pieces + 1)]
+        return [(edges[i], edges[i + 1] - 1) for i in range(pieces)]
+
+    def _statement(self, table: str, columns: Sequence[Column], span: tuple[int, int] | None) -> str:
         have = self._tables[table]
         picked: list[sa.ColumnElement[Any]] = []
         for column in columns:
@@ -172,7 +193,9 @@ class Database:
             if column.is_bytes or len(terms) != 1:
                 terms = [*terms, filler]
             picked.append((sa.func.coalesce(*terms) if len(terms) > 1 else terms[0]).label(column.name))
-        query = sa.select(*picked).select_from(sa.table(table)).where(sa.literal_column("rowid").between(low, high))
+        query = sa.select(*picked).select_from(sa.table(table))
+        if span is not None:
+            query = query.where(sa.literal_column("rowid").between(*span))
         return str(query.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True}))
 
     def _fetch(self, table: str, sql: str, columns: Sequence[Column]) -> dict[str, Any]:
@@ -186,7 +209,8 @@ class Database:
                 statement.set_sql_query(sql)
                 stream, _ = statement.execute_query()
                 arrow = pa.RecordBatchReader.from_stream(stream).read_all()
-        except (adbc_driver_manager.Error, pa.ArrowException) as error:
+        # Of what is wrong after the first batch, Arrow makes an OSError.
+        except (adbc_driver_manager.Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._explained(error, table) from error
         return {c.name: self._column(table, c, arrow.column(c.name)) for c in columns}
 
@@ -198,7 +222,7 @@ class Database:
         if not pa.types.is_integer(array.type) and not pa.types.is_null(array.type):
             kind = "fractional or too large numbers" if pa.types.is_floating(array.type) else "text"
             raise CaptureError(
-                f"{self.path}: column {column.name} of {table} holds {kind} where whole numbers belong",
+                f"{self.path}: column {column.sources[0]} of {table} holds {kind} where whole numbers belong",
                 hint=_EXPORT_AGAIN,
             )
         if array.null_count:
@@ -207,9 +231,11 @@ class Database:
         return numbers
 
     def _explained(self, error: BaseException, table: str | None = None) -> CaptureError:
-        text = " ".join(str(error).split())
+        # SQLite's message quotes damaged names, which Python then cannot decode.
+        said = error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
+        text = " ".join(said.split())
         lower = text.lower()
-        where = f" (table {table})" if table else ""
+        where, of_table = (f" (table {table})", f" of {table}") if table else ("", "")
         if "locked" in lower or "busy" in lower:
             return CaptureError(
                 f"{self.path}: the file is locked by another process",
@@ -219,7 +245,7 @@ class Database:
             return CaptureError(f"{self.path}: the SQLite file is damaged or truncated{where}", hint=_EXPORT_AGAIN)
         if "type" in lower or "overflow" in lower or "expected" in lower:
             return CaptureError(
-                f"{self.path}: a column{f' of {table}' if table else ''} holds text where whole numbers belong",
+                f"{self.path}: a column{of_table} holds text or fractions where whole numbers belong",
                 hint=_EXPORT_AGAIN,
             )
         return CaptureError(f"{self.path}: SQLite cannot read the file{where}: {text[:200]}", hint=_EXPORT_AGAIN)
@@ -227,6 +253,13 @@ class Database:
 
 _EXPORT_AGAIN = "Export the report again: nsys export --type sqlite --include-blobs=true -o NEW.sqlite REPORT.nsys-rep"
 _DIALECT = sa.create_engine("sqlite://").dialect
+_UNNUMBERED = sa.text("SELECT name FROM sqlite_master WHERE type = 'view' OR sql LIKE '%WITHOUT%ROWID%'")
+"""Views and tables whose rows have no id to count by."""
+
+
+def as_text(value: object) -> str | None:
+    """A value of `Database.small` as text, whatever the file holds there; None for NULL."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else None if value is None else str(value)
 
 
 @contextmanager
@@ -242,7 +275,11 @@ def open_database(path: Path) -> Iterator[Database]:
             f"{path}: {what}",
             hint="Give an nsys SQLite export (nsys export --type sqlite REPORT.nsys-rep) or the .nsys-rep itself.",
         )
-    unfinished = [log for suffix in ("-wal", "-journal") if _has_bytes(log := path.with_name(path.name + suffix))]
+    if header[56:60] in UTF_16:
+        raise CaptureError(f"{path}: its text is stored as UTF-16, which nsys does not write", hint=_EXPORT_AGAIN)
+    # SQLite keeps its logs beside the file itself, not beside a link to it.
+    real = path.resolve()
+    unfinished = [log for suffix in ("-wal", "-journal") if _has_bytes(log := real.with_name(real.name + suffix))]
     if not unfinished:
         # Bytes 18 and 19 say whether the file is in write-ahead mode; opening such a file creates two files beside it
         # unless it is declared immutable. Other files are opened plainly, so that a writer's lock is noticed.
@@ -251,25 +288,25 @@ def open_database(path: Path) -> Iterator[Database]:
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         try:
-            for source in (path, *unfinished):
+            for source in (real, *unfinished):
                 shutil.copyfile(source, Path(folder) / source.name)
         except OSError as error:
             raise CaptureError(
                 f"{path}: cannot copy it and its write-ahead log to {folder}: {error.strerror}",
                 hint="Set TMPDIR to a folder with room, or close the program that has the capture open.",
             ) from error
-        yield Database(path, _uri(Path(folder) / path.name, "mode=rw"))
+        yield Database(path, _uri(Path(folder) / real.name, "mode=rw"))
 
 
 def read_header(path: Path) -> bytes:
     """The first 100 bytes of a file (fewer if it is shorter). Raises `CaptureError` when it cannot be read."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CaptureError(f"{path}: neither a file nor a folder", hint="Write the capture to a file first.")
         with path.open("rb") as file:
             return file.read(100)
     except OSError as error:
-        hint = {PermissionError: "Ask for read permission on it.", FileNotFoundError: "Check the path."}.get(
-            type(error)
-        )
+        hint = "Ask for read permission on it." if isinstance(error, PermissionError) else "Check the path."
         raise CaptureError(f"{path}: {error.strerror}", hint=hint) from error
 
 
@@ -281,4 +318,4 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _uri(path: Path, query: str) -> str:
-    return f"file:{quote(str(path.absolute()))}?{query}"
+    return f"file:{quote(os.fsencode(path.absolute()))}?{query}"

@@ -63,10 +63,14 @@ def parse_comm_init(blob: bytes) -> CommInit | None:
 
 
 def _fields(blob: bytes) -> bytes:
-    """The payload without nsys's header, where there is one that holds together."""
-    if len(blob) > HEADER.size:
-        _, schema, size, offset = HEADER.unpack_from(blob)
-        if SCHEMA_BASE <= schema < SCHEMA_BASE + 256 and 0 < size <= len(blob) - HEADER.size and offset <= len(blob):
-            start = offset if HEADER.size <= offset <= len(blob) - size else HEADER.size
-            return blob[start : start + size]
-    return blob
+    """The payload without nsys's header, where there is one; empty where the header does not hold together.
+
+    No payload of NCCL is as long as a header alone, so that one without a header cannot be taken for it.
+    """
+    if len(blob) < HEADER.size:
+        return blob
+    _, schema, size, offset = HEADER.unpack_from(blob)
+    if not SCHEMA_BASE <= schema < SCHEMA_BASE + 256:
+        return blob
+    start = offset if HEADER.size <= offset <= len(blob) - size else HEADER.size
+    return blob[start : start + size] if start + size <= len(blob) else b""

@@ -52,18 +52,8 @@ def read_gpu(tables: Tables) -> Columns:
         part = tables.read(table, BASE + EXTRA[source], WORDS[source])
         if len(part["start"]) == 0 and (parts or source is not Source.MEMSET):
             continue
-        parts.append(_uniform(tables, source, _finished(tables, source, part)))
+        parts.append(_uniform(tables, source, tables.finished(table, part, WORDS[source])))
     return {key: _joined([part.pop(key) for part in parts]) for key in list(parts[0])}
-
-
-def _finished(tables: Tables, source: Source, part: Columns) -> Columns:
-    whole = (part["start"] != NULL) & (part["end"] != NULL)
-    lost = len(whole) - int(np.count_nonzero(whole))
-    if lost:
-        tables.note(lost, f"{WORDS[source]} have no start or end and are left out")
-        part = {name: column[whole] for name, column in part.items()}
-    tables.check_times(TABLES[source], part["start"], part["end"])
-    return part
 
 
 def _uniform(tables: Tables, source: Source, part: Columns) -> Columns:

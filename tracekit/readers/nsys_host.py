@@ -14,7 +14,17 @@ from tracekit.annotations import base_name
 from tracekit.intervals import innermost
 from tracekit.kernels import nccl_call_op
 from tracekit.readers.database import Column, integers
-from tracekit.readers.nsys_tables import NULL, PID_MASK, Columns, Int32, RowIndex, Tables, distinct_values, sorted_rows
+from tracekit.readers.nsys_tables import (
+    NULL,
+    PID_MASK,
+    TIME_LIMIT,
+    Columns,
+    Int32,
+    RowIndex,
+    Tables,
+    distinct_values,
+    sorted_rows,
+)
 from tracekit.timeline import NONE, Calls, Ranges, Syncs
 
 PUSH_POP, START_END, MARK, DOMAIN_CREATE = 59, 60, 34, 75
@@ -49,11 +59,7 @@ def read_calls(tables: Tables) -> Columns:
         ),
         "CUDA API calls",
     )
-    bad = (columns["start"] == NULL) | (columns["end"] == NULL)
-    if bad.any():
-        tables.note(int(np.count_nonzero(bad)), "CUDA API calls have no start or end and are left out")
-        columns = {name: column[~bad] for name, column in columns.items()}
-    tables.check_times("CUPTI_ACTIVITY_KIND_RUNTIME", columns["start"], columns["end"])
+    columns = tables.finished("CUPTI_ACTIVITY_KIND_RUNTIME", columns, "CUDA API calls")
     order = sorted_rows(columns["start"], -columns["end"])
     if order is not None:
         columns = {name: column[order] for name, column in columns.items()}
@@ -113,10 +119,10 @@ def read_nvtx(tables: Tables, stop_ns: int | None) -> NvtxRows:
     duration, stop = _capture_end(tables, stop_ns, start, end)
     open_ = (end == NULL) | (end == duration)
     end = np.where(open_, np.maximum(stop, start), end)
-    backwards = end < start
-    if backwards.any():
-        tables.note(int(np.count_nonzero(backwards)), "NVTX ranges end before they start and are left out")
-        keep, start, end, open_ = keep[~backwards], start[~backwards], end[~backwards], open_[~backwards]
+    sound = (start <= end) & (start >= -TIME_LIMIT) & (end <= TIME_LIMIT)
+    if not sound.all():
+        tables.note(int(np.count_nonzero(~sound)), "NVTX ranges have times that cannot be true and are left out")
+        keep, start, end, open_ = keep[sound], start[sound], end[sound], open_[sound]
     order = sorted_rows(start, -end)
     if order is not None:
         keep, start, end, open_ = keep[order], start[order], end[order], open_[order]
@@ -153,7 +159,7 @@ def _domains(tables: Tables, columns: Columns, name: Int32) -> Int32:
     answer = np.where(domain_id == DEFAULT_DOMAIN, NONE, UNKNOWN_DOMAIN).astype(np.int32)
     created = np.flatnonzero(columns["eventType"] == DOMAIN_CREATE)
     for row in created.tolist():
-        if domain_id[row] != DEFAULT_DOMAIN:
+        if domain_id[row] != DEFAULT_DOMAIN and name[row] != NONE:
             answer[(domain_id == domain_id[row]) & (pid == pid[row])] = name[row]
     return answer
 
@@ -230,6 +236,19 @@ def nccl_range_around(calls: Calls, ranges: Ranges, is_nccl: NDArray[np.bool_], 
         found = innermost(ranges.start[own], ranges.end[own], calls.start[call[here]])
         answer[launched[here]] = np.where(found >= 0, own[np.maximum(found, 0)], NONE)
     return answer
+
+
+def read_syncs(tables: Tables) -> Columns:
+    """Synchronisation records, unsorted: start, end, globalPid, correlationId, streamId, syncType."""
+    table = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+    columns = (
+        Column("start", ("start",), NULL),
+        Column("end", ("end",), NULL),
+        *integers("globalPid", "correlationId", "streamId"),
+        # Newer versions have both columns, and fill the deprecated one from older reports.
+        Column("syncType", ("syncType", "deprecatedSyncType")),
+    )
+    return tables.finished(table, tables.read(table, columns), "synchronisation records")
 
 
 def process_syncs(columns: Columns, rows: NDArray[np.intp], calls: Calls, index: RowIndex) -> Syncs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from tracekit.errors import CaptureError
+from tracekit.readers.database import MAGIC, read_header
 
 INSTALL_HINT = (
     "Install Nsight Systems here, or export where it is: nsys export --type sqlite --include-blobs=true REPORT.nsys-rep"
@@ -32,7 +34,9 @@ def export_to_sqlite(report: Path, *, show_progress: bool = False) -> Path:
         raise CaptureError(f"{report}: {error.strerror}", hint="Check the path and its permissions.") from error
     identity = f"{report.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}"
     folder = Path(platformdirs.user_cache_dir("tracekit", appauthor=False)) / "exports"
-    target = folder / f"{report.stem[:80]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sqlite"
+    # The name is for people who look into the cache, and short enough for any file system.
+    stem = re.sub(r"[^\w.-]+", "_", report.stem, flags=re.ASCII)[:80]
+    target = folder / f"{stem}-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]}.sqlite"
     if target.exists():
         return target
     nsys = shutil.which("nsys")
@@ -50,6 +54,8 @@ def export_to_sqlite(report: Path, *, show_progress: bool = False) -> Path:
         made = scratch / "export.sqlite"
         _run(nsys, report, made, show_progress=show_progress)
         made.replace(target)
+    except OSError as error:
+        raise CaptureError(f"{report}: {nsys} cannot export it: {error.strerror}", hint=INSTALL_HINT) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -73,10 +79,10 @@ def _run(nsys: str, report: Path, target: Path, *, show_progress: bool) -> None:
             f"{report}: made by a newer Nsight Systems than the one installed here ({_version(nsys)})",
             hint="Update Nsight Systems, or export the report with the version that made it.",
         )
-    if run.returncode != 0 or not target.exists():
-        last = next(
-            (line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit status {run.returncode}"
-        )
+    # Only what can be read goes into the cache.
+    if run.returncode != 0 or not target.exists() or not read_header(target).startswith(MAGIC):
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        last = lines[-1] if run.returncode and lines else f"exit status {run.returncode} and no SQLite file"
         raise CaptureError(
             f"{report}: nsys export failed: {last[:300]}", hint="Check the report: nsys stats REPORT.nsys-rep"
         )

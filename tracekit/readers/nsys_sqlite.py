@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.errors import CaptureError
-from tracekit.readers.database import Column, Database, Progress, integers
+from tracekit.readers.database import Database, Progress, as_text
 from tracekit.readers.nccl_payload import parse_comm_init
 from tracekit.readers.nsys_gpu import TABLES as GPU_TABLES
 from tracekit.readers.nsys_gpu import kinds, read_gpu
@@ -21,8 +22,9 @@ from tracekit.readers.nsys_host import (
     process_syncs,
     read_calls,
     read_nvtx,
+    read_syncs,
 )
-from tracekit.readers.nsys_tables import PID_MASK, Columns, Tables, rows_by_value, sorted_rows, take
+from tracekit.readers.nsys_tables import PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
 from tracekit.readers.raw import Names, RankClaim, RawCapture, RawTrack
 from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
 
@@ -51,6 +53,7 @@ REMEDIES = {
     "memory": ("GPU memory (no memory events)", "nsys profile --cuda-memory-usage=true"),
 }
 """By what a capture may lack: what cannot be told without it, and how to capture it."""
+RANK = re.compile("[0-9]{1,8}")
 LARGEST_RANK = 1 << 24
 DIAGNOSTICS_KEPT = 20
 
@@ -79,20 +82,18 @@ def read_nsys_sqlite(
     calls = read_calls(tables)
     stop_ns = _stop(database)
     nvtx = read_nvtx(tables, stop_ns)
-    syncs = database.read(
-        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-        (*integers("start", "end", "globalPid", "correlationId", "streamId"), Column("syncType", ("syncType",), 0)),
-    )
+    syncs = read_syncs(tables)
     lacks = _lacks(database, gpu, calls, nvtx.columns, has_payload=bool(nvtx.payload))
 
-    # Launchers and data workers are processes too, but say nothing: only those with GPU work or NVTX are kept.
-    range_pid = nvtx.columns["thread"] & PID_MASK
-    pids = np.union1d(gpu["globalPid"], range_pid)
+    # Launchers and data workers are processes too, but say nothing: only those with GPU work or NVTX are kept. Without
+    # any GPU work those that called CUDA are, for they tell what went wrong.
+    range_pid, call_pid = nvtx.columns["thread"] & PID_MASK, calls["thread"] & PID_MASK
+    pids = np.union1d(gpu["globalPid"] if len(gpu["start"]) else call_pid, range_pid)
     of_gpu, of_range = rows_by_value(gpu["globalPid"], pids), rows_by_value(range_pid, pids)
-    of_call, of_sync = rows_by_value(calls["thread"] & PID_MASK, pids), rows_by_value(syncs["globalPid"], pids)
+    of_call, of_sync = rows_by_value(call_pid, pids), rows_by_value(syncs["globalPid"], pids)
     called_by = np.full(len(gpu["start"]), NONE, np.int32)
     inside_nccl = np.full(len(gpu["start"]), NONE, np.int32)
-    process_names = dict(database.small("PROCESSES", "globalPid", "name"))
+    process_names = {pid: as_text(name) for pid, name in database.small("PROCESSES", "globalPid", "name")}
     processes: list[Process] = []
     claims: list[tuple[RankClaim, ...]] = []
     for i, global_pid in enumerate(pids.tolist()):
@@ -176,7 +177,7 @@ class _GpuNames:
     """Names of GPUs by process and CUDA ordinal, as far as the capture tells."""
 
     def __init__(self, database: Database) -> None:
-        rows = database.small("TARGET_INFO_GPU", "id", "cuDevice", "name")
+        rows = [(*row[:2], as_text(row[2])) for row in database.small("TARGET_INFO_GPU", "id", "cuDevice", "name")]
         # The table can list adapters that no kernel runs on.
         gpus = [row for row in rows if row[2] and not any(other in row[2] for other in ("Intel", "Microsoft"))]
         self._by_id = {row[0]: row[2] for row in gpus}
@@ -233,18 +234,25 @@ def _communicators(ranges: Ranges, names: Names) -> list[tuple[int, int, int, in
 def _environment_rank(database: Database) -> int | None:
     """The global rank in the environment of the profiled command, or of the profiler."""
     variables: dict[str, str] = {}
-    for name, value in database.small("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        if name == "DeviceEnvironment" and isinstance(value, str):
-            variables |= dict(pair.split("=", 1) for pair in value.split(";") if "=" in pair)
-    for name, value in database.small("META_DATA_CAPTURE", "name", "value"):
-        if isinstance(name, str) and name.endswith("ENVIRONMENT_VARIABLE") and isinstance(value, str) and "=" in value:
+    for name, value in _facts(database, "TARGET_INFO_SYSTEM_ENV"):
+        if name == "DeviceEnvironment":
+            # nsys 2022.4 separates them by NUL, 2026.2 by semicolons.
+            pairs = value.split("\0" if "\0" in value else ";")
+            variables |= dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    for name, value in _facts(database, "META_DATA_CAPTURE"):
+        if name.endswith("ENVIRONMENT_VARIABLE"):
             key, _, text = value.partition("=")
             variables[key] = text.strip('"')
     for variable in RANK_VARIABLES:
-        text = variables.get(variable, "")
-        if text.isascii() and text.isdigit() and int(text) < LARGEST_RANK:
+        if RANK.fullmatch(text := variables.get(variable, "")) and int(text) < LARGEST_RANK:
             return int(text)
     return None
+
+
+def _facts(database: Database, table: str) -> list[tuple[str, str]]:
+    """(name, value) rows of a table of facts; those without either are left out."""
+    rows = ((as_text(name), as_text(value)) for name, value in database.small(table, "name", "value"))
+    return [(name, value) for name, value in rows if name and value]
 
 
 def _lacks(database: Database, gpu: Columns, calls: Columns, ranges: Columns, *, has_payload: bool) -> tuple[str, ...]:
@@ -259,9 +267,7 @@ def _lacks(database: Database, gpu: Columns, calls: Columns, ranges: Columns, *,
 
 
 def _versions(database: Database) -> dict[str, str | None]:
-    facts = dict(database.small("EXPORT_META_DATA", "name", "value")) | dict(
-        database.small("META_DATA_EXPORT", "name", "value")
-    )
+    facts = dict(_facts(database, "EXPORT_META_DATA") + _facts(database, "META_DATA_EXPORT"))
     return {
         "nsys_version": facts.get("EXPORT_PRODUCT_VERSION"),
         "schema_version": facts.get("EXPORT_SCHEMA_VERSION"),
@@ -269,26 +275,27 @@ def _versions(database: Database) -> dict[str, str | None]:
 
 
 def _host(database: Database) -> str | None:
-    facts = dict(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value"))
-    return facts.get("Hostname") or None
+    return dict(_facts(database, "TARGET_INFO_SYSTEM_ENV")).get("Hostname")
 
 
 def _stop(database: Database) -> int | None:
-    return _first_int(database.small("ANALYSIS_DETAILS", "stopTime"))
+    return _first_time(database.small("ANALYSIS_DETAILS", "stopTime"))
 
 
 def _epoch_of_zero(database: Database) -> int | None:
     """Wall-clock time of the capture's time zero; nsys writes that of its start."""
-    epoch = _first_int(database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
-    start = _first_int(database.small("ANALYSIS_DETAILS", "startTime"))
+    epoch = _first_time(database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
+    start = _first_time(database.small("ANALYSIS_DETAILS", "startTime"))
     return epoch - (start or 0) if epoch is not None else None
 
 
-def _first_int(rows: Sequence[tuple[object, ...]]) -> int | None:
-    return next((row[0] for row in rows if isinstance(row[0], int)), None)
+def _first_time(rows: Sequence[tuple[object, ...]]) -> int | None:
+    return next((row[0] for row in rows if isinstance(row[0], int) and abs(row[0]) <= TIME_LIMIT), None)
 
 
 def _diagnostics(database: Database) -> tuple[str, ...]:
     """The profiler's warnings and errors, errors first, each once."""
     rows = [row for row in database.small("DIAGNOSTIC_EVENT", "severity", "text") if row[0] in (2, 3) and row[1]]
-    return tuple(dict.fromkeys(text for _, text in sorted(rows, key=lambda row: -row[0])))[:DIAGNOSTICS_KEPT]
+    return tuple(dict.fromkeys(str(as_text(text)) for _, text in sorted(rows, key=lambda row: -row[0])))[
+        :DIAGNOSTICS_KEPT
+    ]

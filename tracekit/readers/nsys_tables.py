@@ -23,8 +23,8 @@ NULL = NO_VALUE
 """Stands for NULL in integer columns where 0 and -1 are values."""
 PID_MASK = ~0xFFFFFF
 """A globalTid without its thread bits is the process's globalPid."""
-TIME_LIMIT = 1 << 62
-"""Times beyond ±2^62 ns (146 years) are damage, and would overflow sums."""
+TIME_LIMIT = 1 << 61
+"""Times beyond ±2^61 ns (73 years) are damage: the difference of two such times, on shifted clocks, would overflow."""
 DENSE = 1 << 26
 """Ids below this are resolved through a table rather than by sorting."""
 
@@ -76,6 +76,19 @@ class Tables:
                 ids, values = ids[order], values.take(pa.array(order))
             self._strings = ids, values
         return self._strings
+
+    def finished(self, table: str, columns: Columns, what: str) -> Columns:
+        """The rows with a start and an end; the others never finished in the capture and are noted as ``what``.
+
+        Raises `CaptureError` for times that cannot be true.
+        """
+        whole = (columns["start"] != NULL) & (columns["end"] != NULL)
+        lost = len(whole) - int(np.count_nonzero(whole))
+        if lost:
+            self.note(lost, f"{what} have no start or end and are left out")
+            columns = {name: column[whole] for name, column in columns.items()}
+        self.check_times(table, columns["start"], columns["end"])
+        return columns
 
     def check_times(self, table: str, start: Int64, end: Int64) -> None:
         """Refuse times that cannot be true: `CaptureError` naming the table and how many rows."""

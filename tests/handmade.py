@@ -1,0 +1,197 @@
+"""Timelines laid out by hand: say what each operation, call and range is, and get the columns.
+
+::
+
+    job = Sketch()
+    rank = job.process()
+    rank.range("step", 0, 100)
+    rank.kernel(10, 60, called=5)
+    timeline = job.timeline()
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracekit.timeline import (
+    NO_VALUE,
+    NONE,
+    Calls,
+    CaptureInfo,
+    Kind,
+    Ops,
+    Process,
+    Ranges,
+    RankTrack,
+    Source,
+    Syncs,
+    Timeline,
+)
+
+MAIN, AUTOGRAD = 101, 102
+"""Host threads."""
+COMPUTE, SIDE, COMMS, COPIES = 7, 13, 20, 24
+"""Streams."""
+
+
+@dataclass
+class Sketch:
+    """A job's captures; processes are its ranks, in order."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    processes: list[ProcessSketch] = field(default_factory=list)
+
+    def name(self, text):
+        return self.names.setdefault(text, len(self.names))
+
+    def process(self, **facts):
+        """A process; ``capture``, ``host``, ``marks``, ``communicators`` may be told."""
+        made = ProcessSketch(job=self, pid=1000 + len(self.processes), **facts)
+        self.processes.append(made)
+        return made
+
+    def timeline(self, **facts):
+        """``epochs``: wall-clock start of each capture; ``lacks``: what each lacks."""
+        epochs, lacks = facts.pop("epochs", {}), facts.pop("lacks", ())
+        built = [each.build() for each in self.processes]
+        tracks = [
+            RankTrack(
+                rank=rank,
+                rank_source="order",
+                process=index,
+                pid=self.processes[index].pid,
+                device=device,
+                device_name=None,
+                host=None,
+                ops=ops,
+                communicators=self.processes[index].communicators,
+            )
+            for rank, (index, device, ops) in enumerate(
+                (index, device, ops) for index, (_, tracks) in enumerate(built) for device, ops in tracks.items()
+            )
+        ]
+        captures = 1 + max(process.capture for process, _ in built)
+        return Timeline(
+            captures=tuple(capture_info(f"run{i}.sqlite", epochs.get(i), lacks) for i in range(captures)),
+            processes=tuple(process for process, _ in built),
+            ranks=tuple(tracks),
+            names=list(self.names),
+            **facts,
+        )
+
+
+def capture_info(path, start_epoch_ns, lacks):
+    return CaptureInfo(
+        path=path,
+        format="nsys-sqlite",
+        nsys_version=None,
+        schema_version=None,
+        host=None,
+        start_epoch_ns=start_epoch_ns,
+        stop_ns=None,
+        lacks=tuple(lacks),
+        diagnostics=(),
+        notes=(),
+        auxiliary=(),
+    )
+
+
+@dataclass
+class ProcessSketch:
+    """One process: host ranges, and GPU operations with the calls that launched them."""
+
+    job: Sketch
+    pid: int
+    capture: int = 0
+    marks: tuple = ()
+    communicators: tuple = ()
+    ranges: list[dict] = field(default_factory=list)
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    ops: list[dict] = field(default_factory=list)
+
+    def range(self, name, start, end, *, thread=MAIN, domain=None, value=NO_VALUE, payload=b"", still_open=False):
+        """A host range; returns a handle for ``nccl``."""
+        names = (self.job.name(name), NONE if domain is None else self.job.name(domain))
+        row = {"name": names[0], "domain": names[1], "start": start, "end": end, "thread": thread, "value": value}
+        self.ranges.append(row | {"payload": payload, "open": still_open})
+        return len(self.ranges) - 1
+
+    def op(self, start, end, *, stream, kind, source, name, called=None, thread=MAIN, nccl=None, device=0):
+        """A GPU operation, launched at ``called`` by ``thread`` (None: the capture lacks the call)."""
+        call = None
+        if called is not None:
+            call = len(self.calls)
+            self.calls.append((called, thread))
+        row = {"start": start, "end": end, "stream": stream, "kind": kind, "source": source}
+        self.ops.append(row | {"name": self.job.name(name), "call": call, "nccl": nccl, "device": device})
+
+    def kernel(self, start, end, *, stream=COMPUTE, name="gemm", **facts):
+        self.op(start, end, stream=stream, kind=Kind.COMPUTE, source=Source.KERNEL, name=name, **facts)
+
+    def graph(self, start, end, *, stream=COMPUTE, **facts):
+        self.op(start, end, stream=stream, kind=Kind.COMPUTE, source=Source.GRAPH, name="CUDA graph", **facts)
+
+    def copy(self, start, end, *, stream=COPIES, **facts):
+        self.op(start, end, stream=stream, kind=Kind.COPY, source=Source.MEMCPY, name="memcpy HtoD", **facts)
+
+    def comm(self, start, end, *, stream=COMMS, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", **facts):
+        self.op(start, end, stream=stream, kind=Kind.COMM, source=Source.KERNEL, name=name, **facts)
+
+    def build(self):
+        """(Process, {device: Ops}), every table sorted as the readers sort it."""
+        by_start = sorted(range(len(self.ranges)), key=lambda i: (self.ranges[i]["start"], -self.ranges[i]["end"]))
+        range_row = {i: row for row, i in enumerate(by_start)}
+        by_call = sorted(range(len(self.calls)), key=lambda i: self.calls[i][0])
+        call_row = {i: row for row, i in enumerate(by_call)}
+        ranges, calls = [self.ranges[i] for i in by_start], [self.calls[i] for i in by_call]
+        process = Process(
+            capture=self.capture,
+            pid=self.pid,
+            name="python",
+            calls=Calls(
+                start=int64(start for start, _ in calls),
+                end=int64(start + 1 for start, _ in calls),
+                thread=int64(thread for _, thread in calls),
+                name=np.full(len(calls), self.job.name("cudaLaunchKernel"), np.int32),
+            ),
+            ranges=Ranges(
+                **{key: int64(row[key] for row in ranges) for key in ("start", "end", "thread", "value")},
+                **{key: np.array([row[key] for row in ranges], np.int32) for key in ("domain", "name")},
+                open=np.array([row["open"] for row in ranges], np.bool_),
+                payload={i: row["payload"] for i, row in enumerate(ranges) if row["payload"]},
+            ),
+            marks=tuple(self.marks),
+            syncs=Syncs(
+                **{key: int64([]) for key in ("start", "end", "stream")},
+                type=np.empty(0, np.int8),
+                call=np.empty(0, np.int32),
+            ),
+        )
+        devices = sorted({op["device"] for op in self.ops})
+        return process, {device: self.columns(device, range_row, call_row) for device in devices}
+
+    def columns(self, device, range_row, call_row):
+        ops = sorted((op for op in self.ops if op["device"] == device), key=lambda op: (op["start"], op["end"]))
+        n = len(ops)
+        return Ops(
+            **{key: int64(op[key] for op in ops) for key in ("start", "end", "stream")},
+            **{key: np.array([op[key] for op in ops], np.int8) for key in ("kind", "source")},
+            name=np.array([op["name"] for op in ops], np.int32),
+            call=np.array([call_row.get(op["call"], NONE) for op in ops], np.int32),
+            nccl=np.array([range_row.get(op["nccl"], NONE) for op in ops], np.int32),
+            bytes=np.full(n, NONE, np.int64),
+            pageable=np.zeros(n, np.bool_),
+        )
+
+
+def int64(values):
+    return np.array(list(values), np.int64)
+
+
+def nccl_payload(*, size, communicator=None, third=False):
+    """The fields of NCCL's payload of a collective: [communicator] size [operation, padded], without nsys's header."""
+    words = ([communicator] if communicator is not None else []) + [size] + ([0] if third else [])
+    return struct.pack(f"<{len(words)}Q", *words)

@@ -1,0 +1,357 @@
+"""Which windows steps get, on timelines laid out by hand from the definition of a step."""
+
+import pytest
+from handmade import AUTOGRAD, COMPUTE, MAIN, SIDE, Sketch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.metrics.labels import vocabulary
+from tracekit.metrics.steps import main_stream, step_ranges, step_windows
+
+
+def marks_of(timeline, rank=0, marker=None):
+    process = timeline.processes[timeline.ranks[rank].process]
+    return step_ranges(timeline, process, vocabulary(timeline, process.ranges), marker)
+
+
+def windows_of(timeline, rank=0, marker=None):
+    """(number, start, end) of each step."""
+    track = timeline.ranks[rank]
+    process = timeline.processes[track.process]
+    marks = marks_of(timeline, rank, marker)
+    found = step_windows(track.ops, process, marks, main_stream(track.ops)) if marks else None
+    return list(zip(found.number.tolist(), found.start.tolist(), found.end.tolist(), strict=True)) if found else []
+
+
+def one_rank():
+    job = Sketch()
+    return job, job.process()
+
+
+def two_steps(rank):
+    """Two steps of 100 on the host, whose kernels run 40 behind it."""
+    for step in (0, 1):
+        at = 100 * step
+        rank.range("step", at, at + 100, domain="tracekit", value=step)
+        rank.kernel(at + 40, at + 70, called=at + 10)
+        rank.kernel(at + 70, at + 130, called=at + 20)
+
+
+def test_a_step_goes_from_anchor_to_anchor():
+    job, rank = one_rank()
+    two_steps(rank)
+    assert windows_of(job.timeline()) == [(0, 40, 140), (1, 140, 230)]
+
+
+def test_the_anchor_is_on_the_main_compute_stream():
+    """GIVEN an early copy, an early collective and an early kernel on side streams, THEN none of them anchors."""
+    job, rank = one_rank()
+    two_steps(rank)
+    for step in (0, 1):
+        at = 100 * step
+        rank.copy(at + 3, at + 9, called=at + 1)
+        rank.comm(at + 5, at + 8, called=at + 2)
+        rank.kernel(at + 6, at + 9, stream=SIDE, called=at + 3)
+    assert windows_of(job.timeline()) == [(0, 40, 140), (1, 140, 230)]
+
+
+def test_a_copy_on_the_main_stream_does_not_anchor():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.copy(5, 9, stream=COMPUTE, called=3)
+    assert windows_of(job.timeline())[0] == (0, 40, 140)
+
+
+def test_a_cuda_graph_anchors():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.graph(20, 30, called=5)
+    assert windows_of(job.timeline())[0] == (0, 20, 140)
+
+
+def test_the_launch_decides_to_which_step_a_kernel_belongs():
+    """A kernel that starts after the next range has begun, launched before, is of the step before."""
+    job, rank = one_rank()
+    rank.range("step", 0, 100, domain="tracekit", value=0)
+    rank.range("step", 100, 200, domain="tracekit", value=1)
+    rank.kernel(10, 50, called=1)
+    rank.kernel(120, 150, called=99)  # runs inside the second range
+    rank.kernel(150, 180, called=100)
+    assert windows_of(job.timeline()) == [(0, 10, 150), (1, 150, 180)]
+
+
+def test_a_kernel_of_another_thread_can_anchor():
+    """A step that computes only in its backward pass, which another thread launches."""
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.range("step", 200, 300, domain="tracekit", value=2)
+    rank.kernel(250, 280, called=210, thread=AUTOGRAD)
+    assert windows_of(job.timeline()) == [(0, 40, 140), (1, 140, 250), (2, 250, 280)]
+
+
+def test_the_last_step_ends_with_the_last_op_launched_in_it_on_any_stream():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.comm(190, 260, called=150, thread=AUTOGRAD)
+    rank.copy(200, 275, called=199)
+    rank.kernel(280, 300, called=200)  # launched after the last range
+    rank.kernel(300, 310)  # launched nobody knows when
+    assert windows_of(job.timeline())[-1] == (1, 140, 275)
+
+
+def test_time_between_two_ranges_belongs_to_the_step_before():
+    job, rank = one_rank()
+    for step, at in ((0, 0), (1, 150)):
+        rank.range("step", at, at + 100, domain="tracekit", value=step)
+        rank.kernel(at + 10, at + 50, called=at + 1)
+    rank.kernel(110, 130, called=105)  # validation, say
+    assert windows_of(job.timeline()) == [(0, 10, 160), (1, 160, 200)]
+
+
+def test_a_step_without_kernels_has_no_window():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.range("step", 200, 300, domain="tracekit", value=2)
+    rank.copy(210, 220, called=205)
+    assert [number for number, *_ in windows_of(job.timeline())] == [0, 1]
+
+
+def test_a_step_in_the_middle_without_kernels_lengthens_the_one_before():
+    job, rank = one_rank()
+    for step in (0, 1, 2):
+        rank.range("step", 100 * step, 100 * step + 100, domain="tracekit", value=step)
+        if step != 1:
+            rank.kernel(100 * step + 10, 100 * step + 60, called=100 * step + 5)
+    assert windows_of(job.timeline()) == [(0, 10, 210), (2, 210, 260)]
+
+
+def test_without_any_launch_row_there_are_no_steps():
+    job, rank = one_rank()
+    rank.range("step", 0, 100, domain="tracekit", value=0)
+    rank.kernel(10, 50)
+    assert windows_of(job.timeline()) == []
+
+
+def test_without_step_ranges_there_are_no_steps():
+    job, rank = one_rank()
+    rank.range("Optimizer.step#AdamW.step", 0, 100)
+    rank.range("wait_for_batch", 0, 100)
+    rank.kernel(10, 50, called=5)
+    assert marks_of(job.timeline()) is None
+
+
+def test_nested_ranges_of_one_name_count_once():
+    """GIVEN a step range inside another and one that is there twice, THEN the outermost of each stands."""
+    job, rank = one_rank()
+    rank.range("step 0", 0, 100)
+    rank.range("step 1", 20, 60)
+    for _ in range(2):
+        rank.range("step 2", 100, 200)
+    rank.kernel(10, 30, called=5)
+    rank.kernel(40, 60, called=30)
+    rank.kernel(110, 160, called=105)
+    assert windows_of(job.timeline()) == [(0, 10, 110), (2, 110, 160)]
+
+
+def test_an_empty_range_is_no_step():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.range("step", 50, 50, domain="tracekit", value=7)
+    assert [number for number, *_ in windows_of(job.timeline())] == [0, 1]
+
+
+def test_a_range_that_is_still_open_at_the_end_is_a_step():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.range("step", 200, 400, domain="tracekit", value=2, still_open=True)
+    rank.kernel(250, 290, called=210)
+    assert windows_of(job.timeline())[-1] == (2, 250, 290)
+
+
+def test_calls_of_another_process_do_not_count():
+    """GIVEN two processes whose calls stand in the same rows of their tables, THEN each is joined with its own."""
+    job, first = one_rank()
+    second = job.process()
+    two_steps(first)
+    for step in (0, 1):
+        at = 1000 + 50 * step
+        second.range("step", at, at + 50, domain="tracekit", value=step)
+        second.kernel(at + 10, at + 30, called=at + 5)
+        second.kernel(at + 30, at + 40, called=at + 6)
+    timeline = job.timeline()
+    assert windows_of(timeline, 0) == [(0, 40, 140), (1, 140, 230)]
+    assert windows_of(timeline, 1) == [(0, 1010, 1060), (1, 1060, 1090)]
+
+
+def test_two_devices_of_one_process_have_windows_of_their_own():
+    job, rank = one_rank()
+    two_steps(rank)
+    for step in (0, 1):
+        at = 100 * step
+        rank.kernel(at + 55, at + 90, called=at + 12, device=1, stream=SIDE)
+    timeline = job.timeline()
+    assert windows_of(timeline, 0) == [(0, 40, 140), (1, 140, 230)]
+    assert windows_of(timeline, 1) == [(0, 55, 155), (1, 155, 190)]
+
+
+FAMILIES_BY_TRUST = [
+    ("tracekit", "tracekit", "step"),
+    ("lightning", None, "[pl][profile]run_training_batch"),
+    ("ProfilerStep#", None, "ProfilerStep#3"),
+    ("train_step N", None, "train_step 3"),
+    ("iteration N", None, "iteration 3"),
+    ("step N", None, "step 3"),
+    ("train_step", None, "train_step"),
+    ("iteration", None, "iteration"),
+    ("step", None, "step"),
+]
+
+
+@pytest.mark.parametrize("trusted", range(len(FAMILIES_BY_TRUST)))
+def test_the_most_trusted_family_gives_the_steps(trusted):
+    """GIVEN ranges of a family and of all less trusted ones, THEN the family gives the steps, and only it."""
+    job, rank = one_rank()
+    for at, (_, domain, name) in enumerate(FAMILIES_BY_TRUST[trusted:]):
+        rank.range(name, at, at + 100, domain=domain)
+    rank.kernel(10, 50, called=2)
+    marks = marks_of(job.timeline())
+    assert marks.source == FAMILIES_BY_TRUST[trusted][0]
+    assert (marks.start.tolist(), marks.end.tolist()) == ([0], [100])
+
+
+def numbers(rows, marker=None):
+    job, rank = one_rank()
+    for at, (name, facts) in enumerate(rows):
+        rank.range(name, 100 * at, 100 * at + 100, **facts)
+        rank.kernel(100 * at + 10, 100 * at + 50, called=100 * at + 5)
+    return [number for number, *_ in windows_of(job.timeline(), marker=marker)]
+
+
+def test_numbers_come_from_the_payload():
+    assert numbers([("step", {"domain": "tracekit", "value": value}) for value in (40, 41, 42)]) == [40, 41, 42]
+
+
+def test_numbers_come_from_the_name():
+    assert numbers([(f"ProfilerStep#{n}", {}) for n in (5, 6, 7)]) == [5, 6, 7]
+
+
+def test_without_numbers_steps_are_counted():
+    assert numbers([("step", {})] * 3) == [0, 1, 2]
+
+
+def test_numbers_that_repeat_are_not_used():
+    """A second epoch begins: the same numbers again."""
+    assert numbers([(f"iteration {n}", {}) for n in (0, 1, 0, 1)]) == [0, 1, 2, 3]
+
+
+def test_where_one_number_is_missing_none_is_used():
+    rows = [("step", {"domain": "tracekit", "value": 7}), ("step", {"domain": "tracekit"})]
+    assert numbers(rows) == [0, 1]
+
+
+def test_a_marker_names_a_range():
+    rows = [("ProfilerStep#1", {}), ("my loop", {}), ("my loop (warm)", {}), ("ProfilerStep#2", {})]
+    job, rank = one_rank()
+    for at, (name, facts) in enumerate(rows):
+        rank.range(name, 100 * at, 100 * at + 100, **facts)
+        rank.kernel(100 * at + 10, 100 * at + 50, called=100 * at + 5)
+    timeline = job.timeline()
+    assert windows_of(timeline, marker="my loop") == [(0, 110, 150)]
+    assert windows_of(timeline, marker="my loop (warm)") == [(0, 210, 250)]  # brackets and all: the literal name
+    assert windows_of(timeline, marker=r"my loop.*") == [(0, 110, 210), (1, 210, 250)]
+    assert windows_of(timeline, marker="loop") == []  # the whole name must match
+    assert marks_of(timeline, marker="my loop").source == "my loop"
+
+
+def test_a_marker_that_is_no_regular_expression_is_a_name():
+    job, rank = one_rank()
+    rank.range("step [", 0, 100)
+    rank.kernel(10, 50, called=5)
+    assert windows_of(job.timeline(), marker="step [") == [(0, 10, 50)]
+
+
+def test_a_marker_s_trailing_numbers_are_the_steps():
+    assert numbers([(f"batch={n} ##", {}) for n in (30, 31)], marker=r"batch=\d+ ##") == [30, 31]
+    assert numbers([("mine", {"value": value}) for value in (9, 8)], marker="mine") == [9, 8]
+
+
+def test_main_stream_is_the_one_with_most_compute_time():
+    _, rank = one_rank()
+    rank.kernel(0, 10, stream=9)
+    rank.kernel(0, 11, stream=12)
+    rank.comm(0, 100, stream=5)
+    rank.copy(0, 100, stream=4)
+    assert main_stream(rank.build()[1][0]) == 12
+
+
+def test_main_stream_counts_time_not_kernels():
+    """Ops of one stream can overlap: three times the same 10 ns are 10 ns."""
+    _, rank = one_rank()
+    for _ in range(3):
+        rank.kernel(0, 10, stream=9)
+    rank.kernel(0, 11, stream=12)
+    assert main_stream(rank.build()[1][0]) == 12
+
+
+def test_of_equal_streams_the_lowest_is_main():
+    _, rank = one_rank()
+    rank.kernel(0, 10, stream=12)
+    rank.kernel(20, 30, stream=9)
+    assert main_stream(rank.build()[1][0]) == 9
+
+
+def test_without_compute_there_is_no_main_stream_and_no_step():
+    job, rank = one_rank()
+    rank.range("step", 0, 100, domain="tracekit", value=0)
+    rank.comm(10, 50, called=5)
+    assert main_stream(rank.build()[1][0]) is None
+    assert windows_of(job.timeline()) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(
+            st.integers(0, 100),
+            st.integers(0, 30),
+            st.integers(0, 20),
+            st.sampled_from((COMPUTE, COMPUTE, SIDE)),
+            st.sampled_from((MAIN, AUTOGRAD)),
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+)
+def test_windows_are_what_the_definition_says(steps, kernels):
+    """Random disjoint ranges and kernels: anchors by looking at every kernel for every range."""
+    job, rank = one_rank()
+    at, ranges = 0, []
+    for number, (before, length) in enumerate(steps):
+        ranges.append((number, at + before, at + before + length))
+        rank.range("step", at + before, at + before + length, domain="tracekit", value=number)
+        at += before + length
+    rows = [(called, called + late, called + late + long, s, t) for called, late, long, s, t in kernels]
+    rank.kernel(500, 900, called=499)  # makes its stream the main one
+    for called, start, end, stream, thread in rows:
+        rank.kernel(start, end, called=called, stream=stream, thread=thread)
+    anchors, ends = {}, {}
+    for number, low, high in ranges:
+        mine = [(start, end, stream) for called, start, end, stream, _ in rows if low <= called < high]
+        if any(stream == COMPUTE for *_, stream in mine):
+            anchors[number] = min(start for start, _, stream in mine if stream == COMPUTE)
+            ends[number] = max(end for _, end, _ in mine)
+    order = sorted(anchors, key=lambda number: (anchors[number], number))
+    edges = [anchors[number] for number in order] + ([ends[order[-1]]] if order else [])
+    expected = [(n, low, high) for n, low, high in zip(order, edges, edges[1:], strict=False) if low < high]
+    assert windows_of(job.timeline()) == expected
+
+
+def test_only_steps_wholly_inside_a_window_are_kept():
+    job, rank = one_rank()
+    two_steps(rank)
+    timeline = job.timeline()
+    track = timeline.ranks[0]
+    found = step_windows(track.ops, timeline.processes[0], marks_of(timeline), main_stream(track.ops))
+    assert found.inside(40, 140).number.tolist() == [0]
+    assert found.inside(41, 230).number.tolist() == [1]
+    assert found.inside(41, 229) is None
