@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from glob import glob
 from os import PathLike
@@ -92,19 +93,9 @@ def _in_folder(folder: Path) -> list[Path]:
     return sorted((f for f in files if f.suffix != ".nsys-rep" or f.with_suffix("") not in exports), key=_natural)
 
 
-def _natural(path: Path) -> list[tuple[int, int, str]]:
+def _natural(path: Path) -> list[str | int]:
     """Sort key that puts rank10 after rank9."""
-    parts: list[tuple[int, int, str]] = []
-    digits = ""
-    for character in f"{path}\0":
-        if character.isascii() and character.isdigit():
-            digits += character
-            continue
-        if digits:
-            parts.append((0, int(digits), ""))
-            digits = ""
-        parts.append((1, 0, character))
-    return parts
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", str(path)))]
 
 
 def _read(

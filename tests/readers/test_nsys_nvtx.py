@@ -147,11 +147,9 @@ def test_a_thousand_ranges_that_were_never_popped(tmp_path: Path) -> None:
 def test_a_million_ranges_are_read_in_seconds(tmp_path: Path) -> None:
     path = small_job().write(tmp_path / "report.sqlite")
     database = sqlite3.connect(path)
-    database.execute(
-        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 999999) INSERT INTO NVTX_EVENTS"
-        " (start, end, eventType, text, globalTid, domainId) SELECT i % 30000, 30000 + i % 7, 59, 'aten::op' || i % 900,"
-        f" {global_tid(PID)}, 0 FROM n"
-    )
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 999999)"
+    rows = f"SELECT i % 30000, 30000 + i % 7, 59, 'aten::op' || i % 900, {global_tid(PID)}, 0 FROM n"
+    database.execute(f"{numbers} INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId) {rows}")
     database.commit()
     database.close()
     begun = time.monotonic()
@@ -177,8 +175,7 @@ def test_domains_have_names_where_their_creation_was_captured(tmp_path: Path) ->
 def test_a_domain_may_be_created_by_a_registered_string_on_another_thread(tmp_path: Path) -> None:
     export = Export()
     row = export.domain("", 1)
-    row |= {"text": None, "textId": export.string("mine"), "globalTid": global_tid(PID, 77)}
-    export.rows["NVTX_EVENTS"][0] = row
+    row.update(text=None, textId=export.string("mine"), globalTid=global_tid(PID, 77))
     export.range("a", 0, 10, domain=1, tid=5)
     timeline = opened(export, tmp_path)
     assert domains(timeline, timeline.processes[0]) == ["mine"]
@@ -220,8 +217,7 @@ def test_integer_payloads_of_any_width(column: str, value: int, tmp_path: Path) 
 def test_the_payload_of_a_step_is_its_number(tmp_path: Path) -> None:
     export = small_job()
     for number, row in zip((41, 42, 43), export.rows["NVTX_EVENTS"], strict=True):
-        row |= {"text": "train_step", "uint64Value": number}
-    export.rows["NVTX_EVENTS"] = [*export.rows["NVTX_EVENTS"]]
+        row.update(text="train_step", uint64Value=number)
     ranks = tracekit.analyze(opened(export, tmp_path)).ranks
     assert [step.step for step in ranks[0].steps] == [41, 42, 43]
 

@@ -154,7 +154,7 @@ class Database:
         """
         count = self.rows_at_most(table)
         if count <= 0:
-            return {c.name: pa.array([], pa.binary()) if c.is_bytes else np.empty(0, np.int64) for c in columns}
+            return {c.name: pa.nulls(0, pa.binary()) if c.is_bytes else np.empty(0, np.int64) for c in columns}
         statements = [self._statement(table, columns, span) for span in self._spans(table, count)]
         workers = min(len(statements), os.cpu_count() or 1, 16)
         with ThreadPoolExecutor(workers) as pool:
@@ -218,17 +218,14 @@ class Database:
         array = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
         if column.is_bytes:
             # Of no rows the driver cannot tell the type.
-            return array.cast(pa.binary()) if len(array) else pa.array([], pa.binary())
+            return array.cast(pa.binary()) if len(array) else pa.nulls(0, pa.binary())
         if not pa.types.is_integer(array.type) and not pa.types.is_null(array.type):
             kind = "fractional or too large numbers" if pa.types.is_floating(array.type) else "text"
             raise CaptureError(
                 f"{self.path}: column {column.sources[0]} of {table} holds {kind} where whole numbers belong",
                 hint=_EXPORT_AGAIN,
             )
-        if array.null_count:
-            array = array.cast(pa.int64()).fill_null(column.fill)
-        numbers: NDArray[np.int64] = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        return numbers
+        return as_numpy(array, int(column.fill))
 
     def _explained(self, error: BaseException, table: str | None = None) -> CaptureError:
         # SQLite's message quotes damaged names, which Python then cannot decode.
@@ -249,6 +246,26 @@ class Database:
                 hint=_EXPORT_AGAIN,
             )
         return CaptureError(f"{self.path}: SQLite cannot read the file{where}: {text[:200]}", hint=_EXPORT_AGAIN)
+
+
+def as_numpy(array: pa.Array, fill: int = 0) -> NDArray[np.int64]:
+    """Whole numbers, ``fill`` where NULL. Arrow's own ways import pandas, which takes longer than a small capture."""
+    whole = array.cast(pa.int64())
+    if len(whole) == 0:
+        return np.empty(0, np.int64)
+    validity, values = whole.buffers()
+    numbers = np.frombuffer(values, np.int64, len(whole), 8 * whole.offset)
+    if whole.null_count:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        numbers = np.where(bits[whole.offset : whole.offset + len(whole)], numbers, fill)
+    return numbers
+
+
+def as_arrow(numbers: NDArray[np.int64]) -> pa.Array:
+    """The way back, for the same reason."""
+    return pa.Array.from_buffers(
+        pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers, np.int64))]
+    )
 
 
 _EXPORT_AGAIN = "Export the report again: nsys export --type sqlite --include-blobs=true -o NEW.sqlite REPORT.nsys-rep"

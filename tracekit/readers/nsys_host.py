@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tracekit.annotations import base_name
 from tracekit.intervals import innermost
 from tracekit.kernels import nccl_call_op
-from tracekit.readers.database import Column, integers
+from tracekit.readers.database import Column, as_numpy, integers
 from tracekit.readers.nsys_tables import (
     NULL,
     PID_MASK,
@@ -145,7 +145,7 @@ def _names(tables: Tables, text_id: NDArray[np.int64], text: pa.BinaryArray) -> 
     name = tables.strings(text_id, base_name)
     encoded = text.dictionary_encode()
     own = tables.texts(encoded.dictionary, base_name)
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    codes = as_numpy(encoded.indices)
     if len(codes) == 0:
         return name
     empty = tables.names.add("")
@@ -199,7 +199,7 @@ def _is_nccl_call(tables: Tables, ranges: Columns) -> NDArray[np.bool_]:
 
 
 def _payloads(payload: pa.BinaryArray, keep: NDArray[np.intp]) -> dict[int, bytes]:
-    length = pc.binary_length(payload).to_numpy(zero_copy_only=False)
+    length = as_numpy(pc.binary_length(payload))
     rows: list[int] = np.flatnonzero(length[keep] > 0).tolist()
     return {row: payload[int(keep[row])].as_py() for row in rows}
 

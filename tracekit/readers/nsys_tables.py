@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracekit.errors import CaptureError
-from tracekit.readers.database import Column, Database, Progress
+from tracekit.readers.database import Column, Database, Progress, as_arrow
 from tracekit.readers.raw import Names
 from tracekit.timeline import NO_VALUE, NONE
 
@@ -59,7 +59,7 @@ class Tables:
         at = np.searchsorted(known, distinct)
         at[at == len(known)] = 0
         hit = np.flatnonzero(known[at] == distinct) if len(known) else np.empty(0, np.int64)
-        codes[hit] = self.texts(values.take(pa.array(at[hit])), transform)
+        codes[hit] = self.texts(values.take(as_arrow(at[hit])), transform)
         return codes[inverse]
 
     def texts(self, values: pa.BinaryArray, transform: Callable[[str], str] | None = None) -> Int32:
@@ -73,7 +73,7 @@ class Tables:
             ids, values = table["id"], table["value"]
             if np.any(ids[1:] <= ids[:-1]):
                 order = np.argsort(ids, kind="stable")
-                ids, values = ids[order], values.take(pa.array(order))
+                ids, values = ids[order], values.take(as_arrow(order))
             self._strings = ids, values
         return self._strings
 

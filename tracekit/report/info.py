@@ -13,6 +13,7 @@ from tracekit.report.words import clean, duration, plural
 from tracekit.timeline import NONE, CaptureInfo, Kind, Process, RankTrack, Source, Timeline
 
 RANGES_SHOWN = 12
+STREAMS_SHOWN = 6
 CLAIM_WORDS = {
     "trainer_mark": "the trainer's mark",
     "nccl_comm_init": "NCCL's CommInitRank",
@@ -71,9 +72,24 @@ def _rank(timeline: Timeline, track: RankTrack) -> Iterator[str]:
     share = f"{100 * launched // max(kernels, 1)} % with their launch"
     streams = plural(len(np.unique(ops.stream)), "stream")
     yield f"    {duration(span)} of GPU work: {kernels:,} kernels ({share}) on {streams}, {comm:,} of communication"
+    yield f"    Streams: {_streams(track)}"
     if track.communicators:
         sizes = Counter(size for _, size, _ in track.communicators)
         yield "    Communicators: " + ", ".join(f"{count} of {size} ranks" for size, count in sorted(sizes.items()))
+
+
+def _streams(track: RankTrack) -> str:
+    """What runs on each stream, busiest first."""
+    counts: Counter[int] = Counter()
+    kinds: dict[int, list[str]] = {}
+    for kind, word in ((Kind.COMPUTE, "compute"), (Kind.COMM, "communication"), (Kind.COPY, "copies")):
+        streams, amounts = np.unique(track.ops.stream[track.ops.kind == kind], return_counts=True)
+        for stream, amount in zip(streams.tolist(), amounts.tolist(), strict=True):
+            counts[stream] += amount
+            kinds.setdefault(stream, []).append(f"{amount:,} {word}")
+    shown = [f"{stream} ({', '.join(kinds[stream])})" for stream, _ in counts.most_common(STREAMS_SHOWN)]
+    more = f", and {len(counts) - STREAMS_SHOWN} more" if len(counts) > STREAMS_SHOWN else ""
+    return ", ".join(shown) + more
 
 
 def _ranges(timeline: Timeline, processes: list[Process]) -> Iterator[str]:
