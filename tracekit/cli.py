@@ -251,6 +251,8 @@ def _check_outputs(paths: Sequence[str], captures: Sequence[Path]) -> None:
     """Refuse before the work is done what cannot be written after it."""
     # os.path answers False where Path raises: a name that is too long, a folder that may not be entered.
     for path in paths:
+        if not path:
+            raise UsageError("an output has an empty name", hint="Name a file, or leave the option out.")
         folder = os.path.dirname(path) or "."  # noqa: PTH120
         if not os.path.isdir(folder):  # noqa: PTH112
             raise UsageError(f"{path}: the folder {folder} does not exist", hint="Create it first.")

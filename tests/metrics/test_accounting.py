@@ -105,6 +105,7 @@ ACCOUNTS = st.lists(st.tuples(*[LENGTH] * 5).map(lambda parts: an_account(*parts
 @given(ACCOUNTS)
 @example([an_account(49, 0, 2, 2, 2)] + [an_account(0, 0, 0, 0, 0)] * 9)
 @example([an_account(1, 0, 1, 1, 1)] + [an_account(0, 0, 0, 0, 0)] * 2)
+@example([an_account(1, 51, 3, 2, 2)] + [an_account(0, 0, 0, 0, 0)] * 9)
 @example([an_account(0, 4, 1, 1, 0)] + [an_account(0, 0, 0, 0, 0)] * 4)
 def test_mean_is_exact_within_a_nanosecond_and_adds_up(parts):
     found = mean(parts)

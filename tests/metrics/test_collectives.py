@@ -142,11 +142,11 @@ def test_a_group_with_one_size_unknown_has_no_size():
     job = Sketch()
     (rank,) = ranks(job, 1, size=2)
     call(rank, "ncclGroupStart", 0, 1)
-    call(rank, "ncclAllGather", 2, 3, nccl_payload(size=10, communicator=WORLD))
-    call(rank, "ncclAllGather", 4, 5)
+    call(rank, "ncclAllReduce", 2, 3, nccl_payload(size=10, third=True))
+    call(rank, "ncclAllReduce", 4, 5)
     end = call(rank, "ncclGroupEnd", 6, 12)
-    rank.comm(20, 30, name=KERNEL["all_gather"], called=9, nccl=end)
-    row = table(job)["all_gather"]
+    rank.comm(20, 30, name=KERNEL["all_reduce"], called=9, nccl=end)
+    row = table(job)["all_reduce"]
     assert (row.bytes, row.bytes_source) == (None, None)
 
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import oracle
+import pytest
 from handmade import AUTOGRAD, COMPUTE, MAIN, SIDE, Sketch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,15 +97,28 @@ def test_work_that_runs_while_data_is_loaded_is_not_data():
     assert figures(first["data"]) == {"wall": 35, "exposed_copy": 5, "idle": 30}
 
 
-def test_data_that_the_gpu_did_not_wait_for_is_not_data():
-    """GIVEN compute until 225, WHEN data was loaded 200-220, THEN no time is data."""
+@pytest.mark.parametrize("busy_until", [220, 225])
+def test_data_that_the_gpu_did_not_wait_for_is_not_data(busy_until):
+    """GIVEN compute until the data has been loaded, at 220, THEN no time is data."""
     job = Sketch()
     rank = job.process()
     training_step(rank)
-    rank.kernel(170, 225, called=135)
+    rank.kernel(170, busy_until, called=135)
     training_step(rank, 200, 1)
     first, _ = Measured(job).phases()
     assert "data" not in first
+
+
+def test_the_kernel_that_ends_the_gap_was_launched_with_the_data_at_hand():
+    """GIVEN a kernel at 230 that another thread launched while data was loaded, THEN it did not wait for the data."""
+    job = Sketch()
+    rank = job.process()
+    training_step(rank)
+    training_step(rank, 200, 1)
+    rank.kernel(230, 240, called=210, thread=AUTOGRAD)
+    first, second = Measured(job).phases()
+    assert "data" not in first
+    assert "data" not in second
 
 
 def test_data_also_ends_where_another_stream_starts_with_the_kernel():
@@ -115,6 +129,18 @@ def test_data_also_ends_where_another_stream_starts_with_the_kernel():
     rank.kernel(250, 255, stream=SIDE, called=231)
     first, _ = Measured(job).phases()
     assert first["data"].wall_ns == 50
+
+
+def test_data_ends_where_a_collective_starts_that_was_launched_after_it():
+    """GIVEN data loading 200-220 and a gather 230-245 launched in the next forward, THEN what follows it is forward."""
+    job = Sketch()
+    rank = job.process()
+    training_step(rank)
+    training_step(rank, 200, 1)
+    rank.comm(230, 245, called=222)
+    first, _ = Measured(job).phases()
+    assert figures(first["data"]) == {"wall": 30, "idle": 30}
+    assert figures(first["forward"])["exposed_comm"] == 10 + 15
 
 
 def test_kernels_outside_all_phases_are_other():
@@ -152,6 +178,19 @@ def test_kernels_on_side_streams_do_not_change_the_phase():
     rank.kernel(20, 25, stream=SIDE, called=21)
     (step,) = Measured(job).phases()
     assert list(step) == ["forward"]
+
+
+def test_copies_on_the_main_stream_do_not_change_the_phase():
+    job = Sketch()
+    rank = job.process()
+    rank.range("step", 0, 100, domain="tracekit", value=0)
+    rank.range("forward", 0, 20)
+    rank.range("optimizer", 20, 90)
+    rank.kernel(10, 40, called=2)
+    rank.copy(50, 60, stream=COMPUTE, called=21)
+    rank.kernel(70, 80, called=30)
+    (step,) = Measured(job).phases()
+    assert {name: account.wall_ns for name, account in step.items()} == {"forward": 60, "optimizer": 10}
 
 
 def test_without_phase_ranges_there_is_no_split():
@@ -229,29 +268,29 @@ def test_the_phase_of_every_instant(case):
     def of_kernel(row):
         return next((name for name, low, high in spans if name and low <= row[3] < high), "other")
 
-    def data_instants():
-        found = set()
-        for name, low, high in spans:
-            after = sorted(
-                (row for row in main if row[3] is not None and row[3] >= high), key=lambda row: (row[3], row[0])
-            )
-            if name == "data" and after:
-                begin = stop = after[0][0]
-                while begin > low and begin - 1 not in working:
-                    begin -= 1
-                if begin < high and any(row[0] < stop for row in rows if row[2] != "copy"):
-                    found |= set(range(begin, stop))
-        return found
+    busy = [row for row in rows if row[2] != "copy"]
+    gaps = {}  # start of a gap: (its end, phase of what ends it)
+    for name, low, high in spans:
+        after = sorted((row for row in busy if row[3] is not None and row[3] >= high), key=lambda r: (r[3], r[0]))
+        if name == "data" and after:
+            begin = stop = after[0][0]
+            while begin > low and begin - 1 not in working:
+                begin -= 1
+            if begin < high and begin < stop and any(row[0] < stop for row in busy):
+                gaps[begin] = (stop, of_kernel(after[0]))
 
-    data = data_instants()
+    def phase_at(t):
+        seen = [(row[0], 1, i, of_kernel(row)) for i, row in enumerate(main) if row[0] <= t and row[3] is not None]
+        for begin, (stop, woken) in gaps.items():
+            seen += [(begin, -1, 0, "data")] * (begin <= t) + [(stop, 0, 0, woken)] * (stop <= t)
+        return max(seen)[3] if seen else "other"
+
     for split, low, high in zip(
         measured.phases(), measured.windows.start.tolist(), measured.windows.end.tolist(), strict=True
     ):
         expected = {}
         for t in range(low, high):
-            before = [of_kernel(row) for row in main if row[0] <= t and row[3] is not None]
-            phase = "data" if t in data else before[-1] if before else "other"
-            expected.setdefault(phase, set()).add(t)
+            expected.setdefault(phase_at(t), set()).add(t)
         assert {name: account.wall_ns for name, account in split.items()} == {
             name: len(of_phase) for name, of_phase in expected.items()
         }

@@ -141,14 +141,16 @@ def test_without_step_ranges_there_are_no_steps():
 
 
 def test_nested_ranges_of_one_name_count_once():
-    """GIVEN a step range inside another and one that is there twice, THEN the outermost of each stands."""
+    """GIVEN step ranges inside another and one that is there twice, THEN the outermost of each stands."""
     job, rank = one_rank()
     rank.range("step 0", 0, 100)
-    rank.range("step 1", 20, 60)
+    rank.range("step 1", 20, 40)
+    rank.range("step 7", 50, 60)
     for _ in range(2):
         rank.range("step 2", 100, 200)
     rank.kernel(10, 30, called=5)
     rank.kernel(40, 60, called=30)
+    rank.kernel(70, 80, called=55)
     rank.kernel(110, 160, called=105)
     assert windows_of(job.timeline()) == [(0, 10, 110), (2, 110, 160)]
 
@@ -157,7 +159,20 @@ def test_an_empty_range_is_no_step():
     job, rank = one_rank()
     two_steps(rank)
     rank.range("step", 50, 50, domain="tracekit", value=7)
-    assert [number for number, *_ in windows_of(job.timeline())] == [0, 1]
+    rank.range("step", 250, 250, domain="tracekit", value=1)  # its number, used twice, would put all numbers in doubt
+    rank.range("step", 300, 400, domain="tracekit", value=5)
+    rank.kernel(310, 320, called=305)
+    assert [number for number, *_ in windows_of(job.timeline())] == [0, 1, 5]
+
+
+def test_windows_are_in_the_order_in_which_the_gpu_ran():
+    """GIVEN a step whose kernel was launched first and ran last (streams can be held back), THEN it comes last."""
+    job, rank = one_rank()
+    rank.range("step", 0, 100, domain="tracekit", value=0)
+    rank.range("step", 100, 200, domain="tracekit", value=1)
+    rank.kernel(210, 240, called=10)
+    rank.kernel(150, 180, called=110)
+    assert windows_of(job.timeline()) == [(1, 150, 210), (0, 210, 240)]
 
 
 def test_a_range_that_is_still_open_at_the_end_is_a_step():

@@ -2,7 +2,7 @@
 
 Phases tile the step as steps tile the trace: the phase of an instant is that of the main stream's latest kernel, and a
 kernel's phase is that of the range which launched it. Loading data launches no kernel: its phase is the gap in which
-the GPU neither computes nor communicates while the host is inside a data range, up to the main stream's next kernel.
+the GPU neither computes nor communicates while the host is inside a data range, up to what is launched after it.
 
 Modules share out the time operation by operation: compute, exposed communication and exposed copies go to the module
 that launched them; idle time goes to the module of the operation that ends it.
@@ -46,17 +46,14 @@ def phases_of_steps(
     of_call = label_calls(process, marked, codes[words.of], thread)
     main = np.flatnonzero((ops.stream == stream) & (ops.source <= Source.GRAPH))
     phase = _known_before(_of_ops(ops, main, of_call, otherwise=OTHER))
-    at = np.concatenate([ops.start[main], windows.start])
-    label = np.concatenate([phase, np.full(len(windows.start), OTHER)])
-    data_start = _data_gaps(ops, process, main, marked & (codes[words.of] == DATA))
-    at = np.concatenate([at, data_start])
-    label = np.concatenate([label, np.full(len(data_start), DATA)])
-    rank = np.concatenate([np.zeros(len(main)), np.ones(len(windows.start)), np.full(len(data_start), 2)])
-    order = np.lexsort((-rank, at))
+    data_start, woken_by = _data_gaps(ops, process, marked & (codes[words.of] == DATA))
+    woken = _known_before(_of_ops(ops, woken_by, of_call, otherwise=OTHER))
+    # Of what begins at one instant the last stands: a step's first kernel gives the step its first phase.
+    at = np.concatenate([data_start, windows.start, ops.start[woken_by], ops.start[main]])
+    label = np.concatenate([np.full(len(data_start), DATA), np.full(len(windows.start), OTHER), woken, phase])
+    order = np.argsort(at, kind="stable")
     at, label = at[order], label[order]
-    last = np.append(
-        at[1:] > at[:-1], True
-    )  # a step starts with its anchor, a kernel: of equal instants the kernel's phase stands
+    last = np.append(at[1:] > at[:-1], True)
     at, label = at[last], label[last]
     inside = (at >= windows.start[0]) & (at < windows.end[-1])
     at, label = at[inside], label[inside]
@@ -71,14 +68,16 @@ def phases_of_steps(
     return [{PHASES[p]: total(parts) for p, parts in sorted(by_phase.items())} for by_phase in split]
 
 
-def _data_gaps(ops: Ops, process: Process, main: NDArray[np.intp], is_data: NDArray[np.bool_]) -> Int64:
-    """Starts of the gaps without compute and communication in which the host was inside a data range.
+def _data_gaps(ops: Ops, process: Process, is_data: NDArray[np.bool_]) -> tuple[Int64, NDArray[np.intp]]:
+    """(starts of the gaps in which the GPU waits for data, the operation that ends each).
 
-    They last to the next kernel of the main stream.
+    The host is inside a data range while the GPU neither computes nor communicates; the gap lasts to the first
+    operation of these kinds that was launched after the range.
     """
-    nothing = np.empty(0, np.int64)
+    nothing = np.empty(0, np.int64), np.empty(0, np.intp)
     rows = np.flatnonzero(is_data)
-    launched = main[ops.call[main] != NONE]
+    working = np.flatnonzero(ops.kind != Kind.COPY)  # copies may bring the data
+    launched = working[ops.call[working] != NONE]
     if len(rows) == 0 or len(launched) == 0:
         return nothing
     data_start, data_end = process.ranges.start[rows], process.ranges.end[rows]
@@ -87,14 +86,12 @@ def _data_gaps(ops: Ops, process: Process, main: NDArray[np.intp], is_data: NDAr
     at = np.searchsorted(called[by_call], data_end)
     some = at < len(by_call)
     data_start, data_end, following = data_start[some], data_end[some], launched[by_call[at[some]]]
-    working = np.flatnonzero(ops.kind != Kind.COPY)  # in order of rows, and so of starts; copies may bring the data
     reach = np.maximum.accumulate(ops.end[working])
     position = np.searchsorted(ops.start[working], ops.start[following])
     before = np.where(position > 0, reach[np.maximum(position - 1, 0)], data_start)
-    start, stop = np.maximum(data_start, before), ops.start[following]
-    real = (position > 0) & (start < data_end) & (start < stop)
-    starts: Int64 = start[real]
-    return starts
+    start = np.maximum(data_start, before)
+    real = (position > 0) & (start < data_end) & (start < ops.start[following])
+    return start[real], following[real]
 
 
 def _of_ops(ops: Ops, rows: NDArray[np.intp], of_call: Int64, *, otherwise: int) -> Int64:
