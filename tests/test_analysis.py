@@ -296,6 +296,7 @@ def test_what_would_tell_more_is_said():
     told = [what for what, _ in analyze(job().timeline(lacks=lacks)).remedies]
     assert len(told) == 3  # NVTX, payloads, and the other ranks' captures; memory is no matter of time
     assert any("one rank only" in what for what in told)
+    assert not any("one rank only" in what for what, _ in analysis(job(ranks=2)).remedies)
     made = Sketch()
     made.process().kernel(0, 10)
     assert len(analyze(made.timeline(lacks=lacks)).remedies) == 1

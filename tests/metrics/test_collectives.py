@@ -276,6 +276,7 @@ def test_only_the_very_first_collective_of_a_rank_is_left_out():
     found = table(job)
     assert (found["all_reduce"].transfer_ns, found["all_reduce"].peer_wait_ns) == (60, 40)
     assert (found["all_gather"].transfer_ns, found["all_gather"].peer_wait_ns) == (60, 80)
+    assert found["all_gather"].busbw_gbps == pytest.approx(50 / 60 / 2)  # 2 × 25 bytes in 60 ns, half of it on a link
 
 
 def test_the_first_one_in_a_later_window_is_counted():
