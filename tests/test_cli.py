@@ -31,6 +31,10 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""Python keeps what it could not write, and tries again at its end."""
+
+
 def process(*words: object, **how: Any) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "tracekit", *map(str, words)]
     return subprocess.run(command, capture_output=True, timeout=60, check=False, **how)
@@ -257,6 +261,16 @@ def test_wrong_commands(words: list[str]) -> None:
     result = run(*words)
     assert result.exit_code == USAGE
     assert not CONTROL.search(result.output)
+
+
+@pytest.mark.parametrize("marker", ["(a+)+$", "(a|a)*b", "(.*)*x", "(?:a{1,30}){1,30}$"])
+def test_a_hostile_step_marker_takes_no_time(marker: str, tmp_path: Path) -> None:
+    export = small_job()
+    export.range("a" * 5000 + "!", 0, 5)
+    path = export.write(tmp_path / "report.sqlite")
+    begun = time.monotonic()
+    check_refusal(run("analyze", path, "--step-marker", marker), USAGE, "no NVTX range of this name", "info")
+    assert time.monotonic() - begun < 5
 
 
 # --- outputs ---
@@ -528,7 +542,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     for rank in range(40):  # more than a pipe holds
         small_job(pid=100 + rank, steps=40).write(tmp_path / f"rank{rank}.sqlite")
     command = [sys.executable, "-m", "tracekit", "analyze", str(tmp_path), "--json", "-"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         assert len(child.stdout.read(100)) == 100
@@ -541,7 +555,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 def test_standard_output_on_a_full_disk(words: tuple[str, ...], capture: Path) -> None:
     command = [sys.executable, "-m", "tracekit", "analyze", str(capture), *words]
     with Path("/dev/full").open("wb") as full:
-        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=BUFFERED)
     assert ran.returncode == UNREADABLE
     assert ran.stderr.splitlines()[0] == b"tracekit: cannot write to standard output: No space left on device"
     assert len(ran.stderr.splitlines()) == 2

@@ -68,8 +68,7 @@ FILE_NAMES = {
     ("a100_x4_run7.sqlite", "a100_x4_run9.sqlite"): [7, 9],
     ("local_rank0.sqlite", "local_rank1.sqlite"): [0, 1],
     ("2gpu_0_h100.sqlite", "2gpu_1_h100.sqlite"): [0, 1],
-    # nsys numbers its own reports from 1.
-    ("report1.sqlite", "report2.sqlite", "report3.sqlite", "report4.sqlite"): [0, 1, 2, 3],
+    ("report1.sqlite", "report2.sqlite", "report3.sqlite", "report4.sqlite"): [1, 2, 3, 4],
     ("report2.sqlite", "report4.sqlite"): [2, 4],
     ("report0.sqlite", "report1.sqlite"): [0, 1],
 }

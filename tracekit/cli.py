@@ -59,9 +59,6 @@ class Group(click.Group):
         except TracekitError as error:
             _complain(error.message, error.hint)
             sys.exit(ExitStatus.USAGE if isinstance(error, UsageError) else ExitStatus.UNREADABLE)
-        except BrokenPipeError:  # the reader of our output (head, less) has gone
-            _abandon_stdout()
-            sys.exit(ExitStatus.DONE)
         except (click.Abort, KeyboardInterrupt):
             _complain("interrupted; no file was left half written", None)
             sys.exit(ExitStatus.INTERRUPTED)
@@ -318,8 +315,8 @@ def _write(content: bytes) -> None:
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # the reader (head, less) has gone, content with what it has
+        _abandon_stdout()
     except OSError as error:
         _abandon_stdout()
         raise TracekitError(

@@ -104,10 +104,7 @@ def _ranks_of_grid(grid: dict[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def _only_number_that_differs(names: dict[int, str]) -> dict[int, int]:
-    """Rank by capture where the names are equal but for one number; {} where they are not.
-
-    Numbers that are just 1 to n count the captures, as in nsys's own report1, report2 ...: ranks count from 0.
-    """
+    """Rank by capture where the names are equal but for one number; {} where they are not."""
     if len(names) < 2 or len({NUMBER.sub("#", name) for name in names.values()}) != 1:
         return {}
     numbers = {c: [int(n) for n in NUMBER.findall(name)] for c, name in names.items()}
@@ -115,5 +112,4 @@ def _only_number_that_differs(names: dict[int, str]) -> dict[int, int]:
     differing = [i for i, column in enumerate(columns) if len(set(column)) > 1]
     if len(differing) != 1 or max(columns[differing[0]]) >= LARGEST_RANK:
         return {}
-    first = 1 if sorted(columns[differing[0]]) == list(range(1, len(names) + 1)) else 0
-    return {c: n[differing[0]] - first for c, n in numbers.items()}
+    return {c: n[differing[0]] for c, n in numbers.items()}

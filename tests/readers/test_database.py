@@ -117,6 +117,16 @@ def test_names_in_the_schema_may_be_invalid_utf8(tmp_path: Path) -> None:
     assert wall_ns(path) == WALL_NS
 
 
+def test_names_in_the_schema_may_be_no_text_at_all(tmp_path: Path) -> None:
+    path = change(
+        small_job().write(tmp_path / "report.sqlite"),
+        "CREATE TABLE odd (a)",
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_master SET name = CAST(name AS BLOB), tbl_name = CAST(name AS BLOB) WHERE name = 'odd'",
+    )
+    assert wall_ns(path) == WALL_NS
+
+
 def test_a_table_of_utf16_is_refused_rather_than_misread(tmp_path: Path) -> None:
     path = tmp_path / "utf16.sqlite"
     database = sqlite3.connect(path)

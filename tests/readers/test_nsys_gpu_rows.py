@@ -325,6 +325,10 @@ def test_without_the_row_that_creates_the_domain_the_name_tells(tmp_path: Path) 
     assert kinds(opened(inside("ncclAllGather", created=False), tmp_path)) == COMM
     (tmp_path / "report.sqlite").unlink()
     assert kinds(opened(inside("allGather", created=False), tmp_path)) == PLAIN
+    (tmp_path / "report.sqlite").unlink()
+    export = inside("ncclAllGather", created=False)
+    export.domain("", NCCL_DOMAIN)["text"] = None  # created, and its name lost
+    assert kinds(opened(export, tmp_path)) == COMM
 
 
 def test_domain_ids_belong_to_a_process(tmp_path: Path) -> None:
