@@ -1,0 +1,105 @@
+"""Which rank failed first. torchrun tells of the first exit that it noticed, which is often a victim's.
+
+Every rank leaves its process id in the job's store. A rank that meets an error looks whether another process is gone
+without a word, leaves its own error there, and waits a moment for the others'. One rank speaks for all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+_LOST = re.compile(
+    r"clos|reset by peer|timed? ?out|broken pipe|refused|aborted|unreachable|connectFull|Rank \d+ ", re.I
+)
+GRACE_S = 2.0
+
+
+class RollCall:
+    """The ranks' last words, in the job's key-value store."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
+        self._store, self._rank, self._world = dist.PrefixStore("tracekit", store), rank, world
+        self._store.set(f"alive/{rank}", json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+
+    def leave(self) -> None:
+        """This rank has finished in good order."""
+        self._say({"done": True})
+
+    def explain(self, error: BaseException) -> str | None:
+        """One line that names the rank that failed first, or None when another rank says it.
+
+        Waits up to GRACE_S for the other ranks' words.
+        """
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        victim = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+        try:
+            self._say({"at": time.time(), "error": text, "victim": victim})
+            words, gone = self._listen(wait=victim)
+            if self._store.add("speakers", 1) != 1:
+                return None
+        except (RuntimeError, OSError):  # the store went with the rank that held it
+            return f"rank {self._rank} stopped: {text}"
+        return self._verdict(words, gone, text)
+
+    def _say(self, words: dict[str, Any]) -> None:
+        self._store.set(f"words/{self._rank}", json.dumps(words))
+
+    def _listen(self, *, wait: bool) -> tuple[dict[int, dict[str, Any]], list[int]]:
+        deadline = time.monotonic() + GRACE_S
+        while True:
+            words = {r: self._read(f"words/{r}") for r in range(self._world) if self._store.check([f"words/{r}"])}
+            silent = [r for r in range(self._world) if r not in words]
+            gone = [r for r in silent if self._is_gone(r)]
+            spoke = [r for r, w in words.items() if "error" in w and not w["victim"]]
+            if gone or spoke or not silent or not wait or time.monotonic() > deadline:
+                return words, gone
+            time.sleep(0.05)
+
+    def _read(self, key: str) -> dict[str, Any]:
+        return json.loads(self._store.get(key))
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether a process of this host has ended; of another host nothing is known."""
+        if not self._store.check([f"alive/{rank}"]):
+            return False
+        alive = self._read(f"alive/{rank}")
+        if alive["host"] != socket.gethostname():
+            return False
+        try:
+            state = Path(f"/proc/{alive['pid']}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (OSError, IndexError):
+            return True
+        return state in "ZX"
+
+    def _verdict(self, words: dict[int, dict[str, Any]], gone: list[int], text: str) -> str:
+        here = f"rank {self._rank} stopped: {text}"
+        own = sorted((w["at"], r) for r, w in words.items() if "error" in w and not w["victim"])
+        if own:
+            first = own[0][1]
+            return f"rank {first} failed first: {words[first]['error']}"
+        if gone:
+            return f"rank {_join(gone)} failed first: its process is gone without a word ({here})"
+        silent = [r for r in range(self._world) if r not in words]
+        if silent:
+            return f"rank {_join(silent)} stopped answering first: its process still runs ({here})"
+        done = [r for r, w in words.items() if "done" in w]
+        if done:
+            return f"rank {_join(done)} finished before the others: it took part in fewer collectives ({here})"
+        return f"no rank admits to a failure of its own ({here})"
+
+
+def _join(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else "no message"
