@@ -130,7 +130,7 @@ def describe(**facts: Any) -> None:
     run = {
         "rank": dist.get_rank() if started else 0,
         "world_size": dist.get_world_size() if started else 1,
-        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
         "pid": os.getpid(),
         **facts,
     }

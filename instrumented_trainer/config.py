@@ -115,7 +115,7 @@ class Config:
     wrap: str
     backward_prefetch: str
     use_orig_params: bool
-    bucket_mb: float
+    bucket_mb: float | None
     fault: str | None
     fault_rank: int | None
     fault_step: int
@@ -203,7 +203,9 @@ def parser() -> argparse.ArgumentParser:
     s.add_argument(
         "--use-orig-params", action=argparse.BooleanOptionalAction, default=True, help="fsdp1's use_orig_params"
     )
-    s.add_argument("--bucket-mb", type=float, default=25, help="ddp, zero1: size of a gradient bucket in MiB")
+    s.add_argument(
+        "--bucket-mb", type=float, help="ddp, zero1, DeepSpeed: size of a gradient bucket in MiB; the library's own"
+    )
 
     f = p.add_argument_group("faults (docs/reference/trainer.md says what each one shows)")
     f.add_argument("--fault", choices=FAULTS, help="inject a fault")

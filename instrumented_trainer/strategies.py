@@ -129,8 +129,16 @@ class DeepSpeed(Strategy):
         self.module.step()
 
 
-def build(config: Config, device: torch.device, world: int) -> Strategy:
-    """The model of ``config``, compiled, checkpointed and sharded as it asks, annotated, with its optimizer.
+def mesh_of(config: Config, device_type: str, world: int) -> DeviceMesh | None:
+    """The device mesh that the strategy shards over, where it takes one."""
+    if config.strategy == "hsdp" or (config.strategy == "fsdp1" and config.fsdp1_sharding == "hybrid"):
+        size = shard_size(config, world)
+        return init_device_mesh(device_type, (world // size, size), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device_type, (world,), mesh_dim_names=("shard",)) if config.strategy == "fsdp2" else None
+
+
+def build(config: Config, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
+    """The model of ``config``, compiled, checkpointed and sharded over ``mesh`` as it asks, annotated, with its optimizer.
 
     Raises:
         TrainerError: DeepSpeed is asked for and not installed.
@@ -139,7 +147,7 @@ def build(config: Config, device: torch.device, world: int) -> Strategy:
     with torch.device("meta" if config.meta_init else device):
         model = GPT(config.model)
     _wrap_layers(config, model)
-    strategy = _BUILDERS[config.strategy](config, model, device, world)
+    strategy = _BUILDERS[config.strategy](config, model, device, mesh)
     strategy.layers = model.layers
     layers = {f"layers.{i}": layer for i, layer in enumerate(model.layers)}
     annotate.modules({"embed": model.embed, **layers, "head": model.head})
@@ -160,11 +168,11 @@ def _adamw(config: Config, module: nn.Module, device: torch.device) -> torch.opt
     return torch.optim.AdamW(module.parameters(), lr=config.lr, fused=device.type == "cuda" and not config.cpu_offload)
 
 
-def _single(config: Config, model: GPT, device: torch.device, world: int) -> Strategy:
+def _single(config: Config, model: GPT, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
     return WithAutocast(config, model, _adamw(config, model, device))
 
 
-def _ddp(config: Config, model: GPT, device: torch.device, world: int) -> Strategy:
+def _ddp(config: Config, model: GPT, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
     module = DistributedDataParallel(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
     # DDP's own all-reduce happens in C++, out of reach of annotations; this hook does the same in Python.
     module.register_comm_hook(None, allreduce_hook)
@@ -174,7 +182,7 @@ def _ddp(config: Config, model: GPT, device: torch.device, world: int) -> Strate
     return DDP(config, module, optimizer)
 
 
-def _fsdp1(config: Config, model: GPT, device: torch.device, world: int) -> Strategy:
+def _fsdp1(config: Config, model: GPT, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
     sharding = {
         "full": ShardingStrategy.FULL_SHARD,
         "grad-op": ShardingStrategy.SHARD_GRAD_OP,
@@ -188,7 +196,7 @@ def _fsdp1(config: Config, model: GPT, device: torch.device, world: int) -> Stra
     low = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if config.bf16 else None
     module = FullyShardedDataParallel(
         model,
-        device_mesh=_mesh_2d(config, device, world) if config.fsdp1_sharding == "hybrid" else None,
+        device_mesh=mesh,
         sharding_strategy=sharding,
         auto_wrap_policy=policy,
         backward_prefetch=prefetch[config.backward_prefetch],
@@ -200,16 +208,7 @@ def _fsdp1(config: Config, model: GPT, device: torch.device, world: int) -> Stra
     return FSDP1(config, module, _adamw(config, module, device))
 
 
-def _mesh_2d(config: Config, device: torch.device, world: int) -> DeviceMesh:
-    size = shard_size(config, world)
-    return init_device_mesh(device.type, (world // size, size), mesh_dim_names=("replicate", "shard"))
-
-
-def _fsdp2(config: Config, model: GPT, device: torch.device, world: int) -> Strategy:
-    if config.strategy == "hsdp":
-        mesh = _mesh_2d(config, device, world)
-    else:
-        mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+def _fsdp2(config: Config, model: GPT, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
     shard(config, model, mesh)
     if config.meta_init:
         model.to_empty(device="cpu" if config.cpu_offload else device)
@@ -269,6 +268,16 @@ def import_deepspeed(device: torch.device) -> Any:
 def deepspeed_config(config: Config) -> dict[str, Any]:
     """What `deepspeed.initialize` is given."""
     zero: dict[str, Any] = {"stage": {"zero1-ds": 1, "zero2": 2, "zero3": 3}[config.strategy]}
+    if config.bucket_mb is not None:
+        zero["reduce_bucket_size"] = int(config.bucket_mb * 2**20 / (2 if config.bf16 else 4))
+    if config.strategy == "zero3":
+        # The paper's ZeRO-3: gather for forward, free, gather again for backward. DeepSpeed's defaults keep small tensors,
+        # and up to 1e9 parameters that are needed again soon, and so move less and hold more.
+        zero |= {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_max_live_parameters": 0,
+        }
     if config.cpu_offload:
         zero["offload_optimizer"] = {"device": "cpu"}
         if config.strategy == "zero3":
@@ -285,7 +294,7 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
     }
 
 
-def _deepspeed(config: Config, model: GPT, device: torch.device, world: int) -> Strategy:
+def _deepspeed(config: Config, model: GPT, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
     deepspeed = import_deepspeed(device)
     engine, optimizer, _, _ = deepspeed.initialize(
         model=model,
@@ -305,13 +314,6 @@ _BUILDERS = {
     "hsdp": _fsdp2,
     **dict.fromkeys(DEEPSPEED, _deepspeed),
 }
-
-
-def group_sizes(config: Config, world: int) -> dict[str, int]:
-    """Ranks a shard group and number of replicas, as the strategy splits the world."""
-    hybrid = config.strategy == "hsdp" or (config.strategy == "fsdp1" and config.fsdp1_sharding == "hybrid")
-    size = shard_size(config, world) if hybrid else world
-    return {"shard": size, "replicas": world // size}
 
 
 def barrier(device: torch.device) -> None:

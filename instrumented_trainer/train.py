@@ -77,8 +77,8 @@ class Record:
 def batches(config: Config, job: Job) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless microbatches of (tokens, targets), each (batch, seq), on the device.
 
-    Sequences count upwards from a random start in strides of 1 to 3, so that the next token can be learnt. Every rank draws
-    the rows of all ranks and keeps its own: together the ranks see what one process with the whole batch would see.
+    Sequences count upwards from a random start in strides of 1 to 3, so that the next token can be learnt. Every rank
+    draws the rows of all ranks and keeps its own: together the ranks see what one process with the whole batch would see.
     """
     generator = torch.Generator().manual_seed(config.seed)
     rows, positions = config.batch * job.world, torch.arange(config.model.seq + 1)
@@ -93,7 +93,7 @@ def batches(config: Config, job: Job) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 def train(config: Config, job: Job) -> Record:
     """The training loop."""
-    strategy = strategies.build(config, job.device, job.world)
+    strategy = strategies.build(config, job.device, strategies.mesh_of(config, job.device.type, job.world))
     faults = Faults(config, job.rank, job.world, job.device)
     faults.attach(strategy.layers)
     data, record, clock = batches(config, job), Record(), Clock(job.device)
@@ -198,10 +198,11 @@ def report(config: Config, job: Job, record: Record) -> dict[str, Any]:
         "peak_memory_bytes": int(peaks.item()),
         "peak_memory_kind": "GPU memory allocated by torch" if cuda else "resident memory of the process",
         "collectives": [
-            {"op": op, "dtype": dtype, "group": group, "group_size": size, "calls": row[0], "elements": row[1], "bytes": row[2]}
+            {"op": op, "dtype": dtype, "group": group, "group_size": size}
+            | {"calls": row[0], "elements": row[1], "bytes": row[2]}
             for (op, dtype, group, size), row in record.collectives.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def facts(config: Config) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def start(config: Config) -> Job:
     Raises:
         TrainerError: there is no such device, the strategy cannot work on so many ranks, or the ranks cannot meet.
     """
-    world, local_rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
+    world, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     if cuda and local_rank >= torch.cuda.device_count():
         raise TrainerError(
