@@ -1,7 +1,8 @@
 """Which rank failed first. torchrun tells of the first exit that it noticed, which is often a victim's.
 
 Every rank leaves its process id in the job's store. A rank that meets an error looks whether another process is gone
-without a word, leaves its own error there, and waits a moment for the others'. One rank speaks for all.
+without a word, leaves its own error there, and waits a moment for the others'. One rank speaks for all. A rank that
+torchrun ends looks too, without unwinding: what a profiler sees of it stays open.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,27 @@ class RollCall:
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self._store, self._rank, self._world = dist.PrefixStore("tracekit", store), rank, world
+        self._last = "no collective"
         self._store.set(f"alive/{rank}", json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+
+    def observe(self, collective: Any) -> None:
+        """Remember the collective that this rank is about to issue."""
+        c = collective
+        self._last = f"{c.op} {c.seq} of group {c.group} ({c.elements:,} {c.dtype})"
+
+    def speak_when_terminated(self) -> None:
+        """Let SIGTERM, which torchrun sends to the survivors, name the culprit before it ends this process."""
+
+        def last_words(number: int, _frame: Any) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            with suppress(RuntimeError, OSError):
+                words, gone = self._listen(wait=False)
+                guilty = gone or any("error" in w and not w["victim"] for w in words.values())
+                if guilty and self._store.add("speakers", 1) == 1:
+                    say(self._verdict(words, gone, "ended by SIGTERM"))
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, last_words)
 
     def leave(self) -> None:
         """This rank has finished in good order."""
@@ -41,7 +65,7 @@ class RollCall:
         text = f"{type(error).__name__}: {_first_line(error)}"
         victim = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
         try:
-            self._say({"at": time.time(), "error": text, "victim": victim})
+            self._say({"at": time.time(), "error": text, "victim": victim, "last": self._last})
             words, gone = self._listen(wait=victim)
             if self._store.add("speakers", 1) != 1:
                 return None
@@ -93,7 +117,13 @@ class RollCall:
         done = [r for r, w in words.items() if "done" in w]
         if done:
             return f"rank {_join(done)} finished before the others: it took part in fewer collectives ({here})"
-        return f"no rank admits to a failure of its own ({here})"
+        places = "; ".join(f"rank {r} at {w['last']}" for r, w in sorted(words.items()))
+        return f"the ranks do not agree on the next collective: {places} ({here})"
+
+
+def say(line: str) -> None:
+    """One line of the trainer's on standard error."""
+    print(f"instrumented_trainer: {line}", file=sys.stderr, flush=True)
 
 
 def _join(ranks: list[int]) -> str:
@@ -102,4 +132,4 @@ def _join(ranks: list[int]) -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else "no message"
+    return lines[0][:200] if lines else "no message"

@@ -37,7 +37,7 @@ except ImportError as missing:
     raise SystemExit(f"instrumented_trainer: {missing}; pip install 'nsys-tracekit[trainer]'") from None
 
 from instrumented_trainer import annotate, strategies
-from instrumented_trainer.failures import RollCall
+from instrumented_trainer.failures import RollCall, say
 from instrumented_trainer.faults import Faults
 
 WARM_UP_STEPS = 2
@@ -237,6 +237,9 @@ def start(config: Config) -> Job:
     if cuda:
         torch.cuda.set_device(device)
     patience = timedelta(seconds=config.timeout)
+    # Groups that meshes and DeepSpeed make later do not inherit the first group's patience, and have no say in it.
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(dist.distributed_c10d, name, patience)
     try:
         if "RANK" in os.environ:
             store, rank, world = next(dist.rendezvous("env://", timeout=patience))
@@ -261,6 +264,8 @@ def run(config: Config) -> None:
     annotate.check_profiler()
     annotate.collectives()
     job = start(config)
+    annotate.observe(job.roll.observe)
+    job.roll.speak_when_terminated()
     annotate.describe(**facts(config))
     try:
         result = report(config, job, train(config, job))
@@ -269,7 +274,7 @@ def run(config: Config) -> None:
     except Exception as error:
         line = job.roll.explain(error)
         if line is not None:
-            print(f"instrumented_trainer: {line}", file=sys.stderr, flush=True)
+            say(line)
         if not isinstance(error, (RuntimeError, MemoryError)):  # a fault of this program, not of the job
             traceback.print_exc()
         raise SystemExit(1) from None
@@ -307,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run(config)
     except TrainerError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank speaks for all
-            print(f"instrumented_trainer: {error.line()}", file=sys.stderr, flush=True)
+            say(error.line())
         return 2
     return 0
 
