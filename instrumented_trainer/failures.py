@@ -40,18 +40,20 @@ class RollCall:
         self._last = f"{c.op} {c.seq} of group {c.group} ({c.elements:,} {c.dtype})"
 
     def speak_when_terminated(self) -> None:
-        """Let SIGTERM, which torchrun sends to the survivors, name the culprit before it ends this process."""
+        """Let the signals that torchrun sends to the survivors name the culprit before they end this process."""
 
         def last_words(number: int, _frame: Any) -> None:
             signal.signal(number, signal.SIG_DFL)
             with suppress(RuntimeError, OSError):
+                self._say({"signal": number})
                 words, gone = self._listen(wait=False)
                 guilty = gone or any("error" in w and not w["victim"] for w in words.values())
                 if guilty and self._store.add("speakers", 1) == 1:
-                    say(self._verdict(words, gone, "ended by SIGTERM"))
+                    say(self._verdict(words, gone, f"ended by {signal.Signals(number).name}"))
             os.kill(os.getpid(), number)
 
-        signal.signal(signal.SIGTERM, last_words)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, last_words)
 
     def leave(self) -> None:
         """This rank has finished in good order."""

@@ -49,9 +49,9 @@ class Faults:
         """Let the faults that strike inside forward do so."""
         if self.kind in ("slow-rank", "sync"):
             for layer in layers:
-                layer.register_forward_hook(self._in_layer)
+                layer.register_forward_pre_hook(self._in_layer)
         if self.kind == "hang":
-            layers[len(layers) // 2].register_forward_hook(self._hang)
+            layers[len(layers) // 2].register_forward_pre_hook(self._hang)
         if self.kind == "slow-link":
             annotate.observe(self._repeat_on_the_wire)
 
@@ -95,14 +95,14 @@ class Faults:
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
 
-    def _in_layer(self, _module: nn.Module, _args: Any, out: torch.Tensor) -> None:
+    def _in_layer(self, _module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         if self._strikes("slow-rank"):
             a = torch.ones(512, 512, device=self.device)
             for _ in range(int(self.size)):
                 a = torch.tanh(a @ a)
         if self._strikes("sync"):
             for _ in range(int(self.size)):
-                out.detach().float().sum().item()
+                args[0].detach().float().sum().item()
 
     def _hang(self, *_: Any) -> None:
         if self._strikes_once("hang"):
