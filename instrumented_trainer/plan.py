@@ -6,7 +6,6 @@ follow from the order of the parameters, and tests hold the plan against real ru
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from instrumented_trainer import annotate, formulas, strategies
 from instrumented_trainer.config import DEEPSPEED, Config, check_world
 from instrumented_trainer.errors import TrainerError
 from instrumented_trainer.model import GPT
+from instrumented_trainer.output import write_json
 
 MIB = 2**20
 
@@ -317,9 +317,7 @@ def show(config: Config) -> None:
     if why is not None:
         print(f"the difference: {why}")
     path = Path(config.json or f"plan-{config.model.name}-{config.strategy}-{world}.json")
-    from instrumented_trainer.train import write  # noqa: PLC0415 - train imports this module's command line
-
-    write(path, {
+    write_json(path, {
         "strategy": config.strategy, "world_size": world, "model": asdict(config.model), "totals": rows, "units": units(config, plan),
         "wire_elements": moved, "paper_wire_elements": paper, "difference": why,
         "collectives": [asdict(c) for c in plan],

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from instrumented_trainer.config import Config, check_world, parse
 from instrumented_trainer.errors import TrainerError
@@ -179,13 +179,13 @@ def check_ready(flags: argparse.Namespace) -> None:
                 raise TrainerError(f"port {flags.port} is in use", hint="choose another --port, or none") from None
 
 
-def run_job(command: list[str], *, patience_s: float | None) -> tuple[int, str | None]:
-    """Run the profiled job; returns its exit status, and why it was interrupted or None.
+def run_job(command: list[str], *, patience_s: float | None, log: IO[bytes] | None = None) -> tuple[int, str | None]:
+    """Run the profiled job, its output into ``log``; returns its exit status, and why it was interrupted or None.
 
     Whatever it started is gone when this returns.
     """
     # In a session of its own, so that an interrupt at the terminal comes here first and reaches nsys once.
-    job = subprocess.Popen(command, env={**os.environ, **CAPTURE_ENV}, start_new_session=True)
+    job = subprocess.Popen(command, env={**os.environ, **CAPTURE_ENV}, stdout=log, stderr=log, start_new_session=True)
     reason: str | None = None
     try:
         status = job.wait(timeout=patience_s)

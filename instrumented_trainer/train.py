@@ -14,7 +14,6 @@ from pathlib import Path
 if __package__ in (None, ""):  # run by path: import the package, and keep its `profile` from hiding Python's own
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-import json
 import os
 import resource
 import statistics
@@ -28,6 +27,7 @@ from typing import Any
 
 from instrumented_trainer.config import DEEPSPEED, Config, check_world, parse
 from instrumented_trainer.errors import TrainerError
+from instrumented_trainer.output import write_json
 
 try:
     import nvtx  # noqa: F401
@@ -282,22 +282,8 @@ def run(config: Config) -> None:
     if job.rank == 0:
         print(f"{result['step_time_ms']:.1f} ms a step, {result['tokens_per_s']:.0f} tokens/s")
         if config.json is not None:
-            write(Path(config.json), result)
+            write_json(Path(config.json), result)
     dist.destroy_process_group()
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write JSON beside the file and rename, so that nobody reads half of it.
-
-    Raises:
-        TrainerError: the file cannot be written.
-    """
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_text(json.dumps(result, indent=1) + "\n")
-        beside.replace(path)
-    except OSError as error:
-        raise TrainerError(f"cannot write {path}: {error.strerror}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
