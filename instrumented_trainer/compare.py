@@ -73,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--strategies", nargs="+", required=True, metavar="NAME",
                    help='each a strategy with flags of its own if need be: ddp "fsdp2 --compile"')  # fmt: skip
     p.add_argument("--nproc", type=int, default=2, help="ranks on this machine")
-    p.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one run; a longer one is interrupted")
+    p.add_argument(
+        "--timeout", type=float, default=900, metavar="SECONDS", help="for one run; a longer one is interrupted"
+    )
     p.add_argument("--nsys", action=argparse.BooleanOptionalAction, default=None,
                    help="capture each run for overlap and MFU; default where there is a GPU and nsys")  # fmt: skip
     p.add_argument("--json", metavar="FILE", help="write the table there too")

@@ -42,7 +42,9 @@ class Faults:
         self.rank, self.world, self.device = rank, world, device
         self.size = config.fault_size or DEFAULT_SIZE.get(config.fault or "", 0)
         self.step = -1
-        self._groups = [dist.new_group(group_desc=name) for name in ("first", "second")] if self.kind == "reorder" else []
+        self._groups = (
+            [dist.new_group(group_desc=name) for name in ("first", "second")] if self.kind == "reorder" else []
+        )
         self._live: list[Any] = []
 
     def attach(self, layers: nn.ModuleList) -> None:

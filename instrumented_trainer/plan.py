@@ -65,6 +65,10 @@ def make(config: Config) -> list[Planned]:
 def _fake_run(config: Config, world: int) -> list[Planned]:
     # Neither changes a collective, and neither works on fake tensors of the CPU.
     config = replace(config, compile=False, cpu_offload=False, meta_init=False)
+    if (
+        config.fsdp1_sharding == "grad-op"
+    ):  # on fake tensors FSDP1 loses sight of original parameters that it keeps whole
+        config = replace(config, use_orig_params=False)
     where = {"phase": "", "module": ""}
     planned: list[Planned] = []
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -211,12 +215,15 @@ def _zero1_broadcasts(named: list[Named], world: int) -> list[tuple[str, int]]:
 
 
 def _deepspeed_buckets(config: Config, named: list[Named]) -> list[list[Named]]:
-    """DeepSpeed's gradient buckets: filled in order of arrival, sent before a gradient that would not fit."""
+    """DeepSpeed's gradient buckets, each sent before a gradient that would not fit.
+
+    Filled as gradients arrive, except by ZeRO-1, which goes through the parameters once backward has ended.
+    """
     zero = strategies.deepspeed_config(config)["zero_optimization"]
     limit = zero.get("reduce_bucket_size", 500_000_000)
     buckets: list[list[Named]] = [[]]
     elements = 0
-    for name, parameter in named[::-1]:
+    for name, parameter in named if config.strategy == "zero1-ds" else named[::-1]:
         if elements and elements + parameter.numel() > limit:
             buckets.append([])
             elements = 0
@@ -297,6 +304,14 @@ def show(config: Config) -> None:
     """Print the plan and its totals, and save both as JSON."""
     plan = make(config)
     rows, world = totals(config, plan), config.dry_world or 1
+    paper, moved = formulas.paper_elements(config, world), sum(row["wire_elements"] for row in rows)
+    why = formulas.explanation(config)
+    path = Path(config.json or f"plan-{config.model.name}-{config.strategy}-{world}.json")
+    write_json(path, {
+        "strategy": config.strategy, "world_size": world, "model": asdict(config.model), "totals": rows, "units": units(config, plan),
+        "wire_elements": moved, "paper_wire_elements": paper, "difference": why,
+        "collectives": [asdict(c) for c in plan],
+    })  # fmt: skip
     print(f"{config.model.name}, {config.model.parameters / 1e9:.3g} B parameters, {config.strategy} on {world} ranks:"
           f" {len(plan)} collectives a step, in order of issue on rank 0")  # fmt: skip
     print(f"{'#':>5} {'phase':<10} {'op':<15} {'module':<52} {'dtype':<9} {'group':<12} {'MB':>11}")
@@ -311,15 +326,7 @@ def show(config: Config) -> None:
     for unit, row in units(config, plan).items():
         print(f"{unit}: {row['parameters']:,.0f} parameters, {row['wire_elements']:,.0f} elements a rank on the wire"
               f" = {row['times_p']:.3f} (N-1)/N P")  # fmt: skip
-    paper, moved = formulas.paper_elements(config, world), sum(row["wire_elements"] for row in rows)
     print(f"a step moves {moved:,.0f} elements a rank; the papers' formula gives {paper:,.0f} a microbatch")
-    why = formulas.explanation(config)
     if why is not None:
         print(f"the difference: {why}")
-    path = Path(config.json or f"plan-{config.model.name}-{config.strategy}-{world}.json")
-    write_json(path, {
-        "strategy": config.strategy, "world_size": world, "model": asdict(config.model), "totals": rows, "units": units(config, plan),
-        "wire_elements": moved, "paper_wire_elements": paper, "difference": why,
-        "collectives": [asdict(c) for c in plan],
-    })  # fmt: skip
     print(f"saved as {path}")

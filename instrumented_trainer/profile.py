@@ -58,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
         description="Capture a training job with nsys. Flags after -- are the trainer's.",
         usage="%(prog)s [flags] -- [trainer's flags]",
     )  # fmt: skip
-    p.add_argument("--output", default="capture", metavar="NAME", help="reports are NAME.nsys-rep, or NAME.RANK.nsys-rep")
+    p.add_argument(
+        "--output", default="capture", metavar="NAME", help="reports are NAME.nsys-rep, or NAME.RANK.nsys-rep"
+    )
     p.add_argument("--nproc", type=int, default=2, help="ranks on this machine")
     p.add_argument("--per-rank", action="store_true", help="one report a rank instead of one a machine")
     p.add_argument("--warm-up", type=int, default=3, metavar="STEPS", help="steps before the capture; 0 captures all")
@@ -197,7 +199,9 @@ def run_job(command: list[str], *, patience_s: float | None, log: IO[bytes] | No
     finally:
         started = descendants(job.pid)
         if reason is not None:
-            print(f"instrumented_trainer.profile: {reason}; interrupting it so that the report survives", file=sys.stderr)
+            print(
+                f"instrumented_trainer.profile: {reason}; interrupting it so that the report survives", file=sys.stderr
+            )
             status = interrupt(job, lambda: descendants(job.pid))
         end(started)
     return status, reason

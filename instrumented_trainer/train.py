@@ -296,6 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan.show(config)
         else:
             run(config)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except TrainerError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank speaks for all
             say(error.line())
