@@ -26,7 +26,6 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from instrumented_trainer import annotate
@@ -178,6 +177,8 @@ def _ddp(config: Config, model: GPT, device: torch.device, mesh: DeviceMesh | No
     module.register_comm_hook(None, allreduce_hook)
     if config.strategy == "ddp":
         return DDP(config, module, _adamw(config, module, device))
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 - slow to import, and warns of itself
+
     optimizer = ZeroRedundancyOptimizer(module.parameters(), optimizer_class=torch.optim.AdamW, lr=config.lr)
     return DDP(config, module, optimizer)
 
