@@ -1,5 +1,58 @@
-"""tracekit: where every nanosecond of a sharded training step goes, from an Nsight Systems capture."""
+"""tracekit: where every nanosecond of a sharded training step goes, from an Nsight Systems capture.
+
+::
+
+    timeline = tracekit.open("report.sqlite")
+    analysis = tracekit.analyze(timeline)
+    print(analysis.steady.account.exposed_comm_ns)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from tracekit._version import __version__
+from tracekit.errors import CaptureError, NoGpuWorkError, TracekitError, UsageError
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from tracekit.analysis import Options, analyze
+    from tracekit.capture import open_captures as open  # noqa: A004 - the house calls it so
+    from tracekit.results import Account, Analysis, Finding, Severity
+    from tracekit.timeline import Timeline
+
+_LAZY = {
+    "open": ("tracekit.capture", "open_captures"),
+    "analyze": ("tracekit.analysis", "analyze"),
+    "Options": ("tracekit.analysis", "Options"),
+    "Account": ("tracekit.results", "Account"),
+    "Analysis": ("tracekit.results", "Analysis"),
+    "Finding": ("tracekit.results", "Finding"),
+    "Severity": ("tracekit.results", "Severity"),
+    "Timeline": ("tracekit.timeline", "Timeline"),
+}
+
+__all__ = [
+    "Account",
+    "Analysis",
+    "CaptureError",
+    "Finding",
+    "NoGpuWorkError",
+    "Options",
+    "Severity",
+    "Timeline",
+    "TracekitError",
+    "UsageError",
+    "__version__",
+    "analyze",
+    "open",
+]
+
+
+def __getattr__(name: str) -> object:
+    # numpy and pyarrow are loaded when they are needed: `tracekit --help` must not wait for them.
+    if name in _LAZY:
+        from importlib import import_module  # noqa: PLC0415
+
+        module, attribute = _LAZY[name]
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

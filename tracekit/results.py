@@ -44,7 +44,7 @@ class Step:
     end_ns: int
     account: Account
     by_phase: dict[str, Account] = field(default_factory=dict)
-    """forward, backward, optimizer, data, other; the windows of the phases tile the step. Empty without phase ranges."""
+    """forward, backward, optimizer, data, other; their windows tile the step. Empty without phase ranges."""
     exposed_comm_by_cause: dict[str, int] = field(default_factory=dict)
     exposed_copy_by_cause: dict[str, int] = field(default_factory=dict)
     idle_by_cause: dict[str, int] = field(default_factory=dict)
@@ -194,6 +194,45 @@ class SkippedRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostStep:
+    """One step as a host thread saw it: the NVTX range itself, not GPU time."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    open: bool
+    """The range was never closed: the capture ended, or the job hung, inside it."""
+    by_phase_ns: dict[str, int]
+    """Time inside phase ranges on the step's own thread (innermost phase); the rest of the step is in none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCollective:
+    """Annotated collectives of one op on one rank, as the host issued them: issue time is not transfer time."""
+
+    op: str
+    count: int
+    bytes: int | None
+    """Sum of the annotated full tensors; None if an annotation lacks its size."""
+    issue_ns: int
+    open: int
+    """How many were never left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRank:
+    """What NVTX alone says about one process, for captures without GPU work."""
+
+    rank: int
+    rank_source: str
+    pid: int
+    capture: int
+    step_source: str | None
+    steps: tuple[HostStep, ...]
+    collectives: tuple[HostCollective, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """Everything `tracekit.analyze` found out about a timeline."""
 
@@ -206,5 +245,7 @@ class Analysis:
     findings: tuple[Finding, ...]
     """Costliest first."""
     skipped_rules: tuple[SkippedRule, ...]
+    host_ranks: tuple[HostRank, ...] = ()
+    """The NVTX view, only for captures without GPU work (and only if asked for)."""
     remedies: tuple[tuple[str, str], ...] = ()
     """What could not be told from these captures, each with the nsys flag (or change) that would tell it."""

@@ -7,7 +7,7 @@ intervals are half open, ``[start, end)``. Only the readers make these tables an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
 import numpy as np
@@ -45,7 +45,7 @@ class Ops:
 
     start: Int64
     end: Int64
-    stream: Int32
+    stream: Int64
     kind: Int8
     """`Kind`."""
     source: Int8
@@ -63,6 +63,10 @@ class Ops:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def rows(self, mask: Bool) -> Ops:
+        """The operations that the (n,) mask picks."""
+        return Ops(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +118,7 @@ class Syncs:
     end: Int64
     type: Int8
     """1 event synchronise, 2 stream wait event, 3 stream synchronise, 4 context synchronise; 0 unknown."""
-    stream: Int32
+    stream: Int64
     call: Int32
 
     def __len__(self) -> int:
@@ -134,6 +138,8 @@ class Process:
     marks: tuple[tuple[str | None, str], ...]
     """NVTX marks that carry facts about the run: (domain, text)."""
     syncs: Syncs
+    claimed_rank: int | None = None
+    """Global rank that the process itself names, whatever device it uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +162,6 @@ class CaptureInfo:
     """The profiler's own warnings, most severe first."""
     notes: tuple[str, ...]
     """What the reader had to pass over, in words."""
-    tables: dict[str, int]
-    """Tables that hold rows, with an upper bound of their number."""
     auxiliary: tuple[tuple[int, int], ...]
     """(pid, device) pairs without compute and communication kernels: not ranks."""
 

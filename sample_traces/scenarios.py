@@ -1,0 +1,237 @@
+"""The samples: each a job, the reports that are made of it, and what is wrong (or right) with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from layout import Job
+from model import Model
+from nsys_schema import NSYS_2022, NSYS_2023, NSYS_2026, Schema
+from placed import EPOCH_NS, GATHER, REDUCE, SCATTER, Capture, ms, us
+from strategies import Ddp, Fsdp2, SmallDdp, Strategy, Zero1, Zero2, Zero3
+from train import train
+
+NVLINK_GB_PER_S = 352.0
+MODEL = Model(layers=4, hidden=2_048, vocab=8_192, batch=4, sequence=4_096)
+HALF_BATCH = replace(MODEL, batch=2)
+SMALL = replace(HALF_BATCH, layers=3)
+TINY = Model(layers=6, hidden=256, vocab=4_096, batch=1, sequence=512)
+
+DEV_KERNELS = {
+    GATHER: "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
+    SCATTER: "ncclDevKernel_ReduceScatter_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
+    REDUCE: "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
+}
+OLD_KERNELS = {
+    GATHER: "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm *, unsigned long, ncclWork *)",
+    SCATTER: "ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclDevComm *, unsigned long, ncclWork *)",
+    REDUCE: "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm *, unsigned long, ncclWork *)",
+}
+
+
+def kernel_names(dtype: str) -> dict[str, str]:
+    """Names of NCCL's kernels, of 2.19 and later, for reductions of a type."""
+    return {op: name.format(dtype=dtype) for op, name in DEV_KERNELS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One sample."""
+
+    name: str
+    truth: str
+    """What is the matter, in words."""
+    build: Callable[[], Strategy]
+    """Lays the job out."""
+    schema: Schema = NSYS_2023
+    per_rank: bool = False
+    """One report a rank, each with its own clock."""
+    findings: tuple[str, ...] = ()
+    """Codes of the rules that the layout was made for."""
+    fault_rank: int | None = None
+
+    def captures(self, job: Job) -> list[Capture]:
+        """The reports of the job."""
+        if self.per_rank:
+            return [own_capture(self.name, rank.rank) for rank in job.ranks]
+        started = ms(11.7)
+        return [
+            Capture(
+                path=f"{self.name}.sqlite",
+                ranks=tuple(rank.rank for rank in job.ranks),
+                zero_ns=started,
+                start_ns=ms(3_141.5),
+                epoch_ns=EPOCH_NS + started,
+            )
+        ]
+
+
+def own_capture(name: str, rank: int) -> Capture:
+    """A rank's own report, in a folder: started at another moment, by a wall clock that is a little off."""
+    started = 3_217_411 + 5_310_977 * rank
+    wall_clock_error = (0, 418_220, -733_105, 190_486, -61_309, 902_777, -377_440, 55_018)[rank % 8]
+    return Capture(
+        path=f"{name}/{name.removesuffix('_per_rank')}.rank{rank}.sqlite",
+        ranks=(rank,),
+        zero_ns=started,
+        start_ns=1_907_331 * rank,
+        epoch_ns=EPOCH_NS + started + wall_clock_error,
+    )
+
+
+def lay_out(
+    strategy: type[Strategy],
+    *,
+    seed: int,
+    model: Model = MODEL,
+    world_size: int = 4,
+    steps: int = 6,
+    first_step: int = 0,
+    dtype: str = "f32",
+    graphed: bool = False,
+    **job: object,
+) -> Strategy:
+    """Lay out a job of one communicator over all ranks, joined by NVLink."""
+    made = Job(seed=seed, world_size=world_size, **{"collective_kernels": kernel_names(dtype), **job})  # type: ignore[arg-type]
+    communicator = made.communicator(0x9C3E_0000_51A7_0000 + seed * 0x1_0F35, NVLINK_GB_PER_S)
+    trainer = strategy(made, model, communicator, graphed=graphed)
+    train(trainer, steps, first_step)
+    return trainer
+
+
+def straggling_job() -> Strategy:
+    """Rank 2 computes everything 1.24 times as slowly as its peers."""
+    return lay_out(
+        Fsdp2, seed=3, model=SMALL, steps=5, first_step=200, slowdown=lambda rank, _: 1.24 if rank == 2 else 1.0
+    )
+
+
+STRAGGLER = (
+    "Rank 2 computes every kernel 1.24 times as slowly as ranks 0, 1 and 3. The others finish early and wait inside "
+    "their collectives: long NCCL kernels on ranks 0, 1 and 3, the shortest ones on rank 2. All collectives are issued "
+    "in time on all ranks."
+)
+
+SCENARIOS = (
+    Scenario(
+        name="fsdp2_overlapped",
+        truth=(
+            "A healthy FSDP2 job: every layer's gather is issued one layer ahead and every reduce-scatter runs under "
+            "the next layer's backward pass. Exposed are only the first gathers of a step and its last "
+            "reduce-scatters, less than 2 % of a step. The first step is slow, since each kernel "
+            "is loaded when it is first used."
+        ),
+        build=lambda: lay_out(Fsdp2, seed=1),
+    ),
+    Scenario(
+        name="zero3_no_prefetch",
+        truth=(
+            "ZeRO-3 without prefetch: each layer's gather is issued when the layer is reached and waits for all "
+            "compute so far, in the forward and in the backward pass. Every gather is exposed in full; all "
+            "reduce-scatters but the last are overlapped. A layer's three tensors are gathered in one group, by one "
+            "kernel that is launched inside ncclGroupEnd."
+        ),
+        build=lambda: lay_out(Zero3, seed=2, model=HALF_BATCH, first_step=10, dtype="bf16"),
+        schema=NSYS_2026,
+        findings=("TK101", "TK102"),
+    ),
+    Scenario(
+        name="straggler_4ranks",
+        truth=STRAGGLER,
+        build=straggling_job,
+        schema=NSYS_2026,
+        findings=("TK201",),
+        fault_rank=2,
+    ),
+    Scenario(
+        name="straggler_4ranks_per_rank",
+        truth=STRAGGLER
+        + " The same job as straggler_4ranks, captured as one report a rank: each has its own time zero, and the wall "
+        "clocks in the reports disagree with each other by up to 1.2 ms.",
+        build=straggling_job,
+        schema=NSYS_2026,
+        per_rank=True,
+        findings=("TK201",),
+        fault_rank=2,
+    ),
+    Scenario(
+        name="launch_bound",
+        truth=(
+            "Small layers, launched one by one: each kernel is over before the next one has been launched, so the GPU "
+            "idles between kernels while the host is busy launching. Communication is small."
+        ),
+        build=lambda: lay_out(SmallDdp, seed=4, model=TINY, world_size=2, steps=4, between_ns=us(8.6)),
+        findings=("TK401",),
+    ),
+    Scenario(
+        name="zero1",
+        truth=(
+            "ZeRO-1: gradients are all-reduced in buckets under the backward pass, each rank updates its share of the "
+            "parameters, and the updated parameters are gathered after the optimizer with nothing to hide the "
+            "gathers. The last bucket is exposed too."
+        ),
+        build=lambda: lay_out(Zero1, seed=5, model=SMALL, steps=5, dtype="bf16"),
+        schema=NSYS_2026,
+        findings=("TK107", "TK110"),
+    ),
+    Scenario(
+        name="zero2",
+        truth=(
+            "ZeRO-2: gradients are reduce-scattered in buckets under the backward pass, each rank updates its share "
+            "of the parameters, and the updated parameters are gathered after the optimizer with nothing to hide the "
+            "gathers."
+        ),
+        build=lambda: lay_out(Zero2, seed=6, model=SMALL, steps=5, dtype="bf16"),
+        schema=NSYS_2026,
+        findings=("TK110",),
+    ),
+    Scenario(
+        name="ddp",
+        truth=(
+            "DDP: gradients are all-reduced in buckets under the backward pass; the last bucket (first layer and "
+            "embeddings) is ready only when the backward pass is over and is exposed in full."
+        ),
+        build=lambda: lay_out(Ddp, seed=7, model=SMALL, steps=5, grouped=True),
+        findings=("TK107",),
+    ),
+    Scenario(
+        name="fsdp2_nsys_2026",
+        truth=(
+            "A healthy FSDP2 job, as nsys 2026.2 exports it with blobs: NCCL's payloads carry the communicator and "
+            "the message size, TARGET_INFO_CUDA_DEVICE maps CUDA devices, and collectives are launched inside "
+            "ncclGroupEnd."
+        ),
+        build=lambda: lay_out(Fsdp2, seed=8, world_size=2, steps=4, grouped=True),
+        schema=NSYS_2026,
+    ),
+    Scenario(
+        name="fsdp2_nsys_2022",
+        truth=(
+            "A healthy FSDP2 job, as nsys 2022.4 exports it: metadata in EXPORT_META_DATA, no payloads of NCCL, and "
+            "two rows, runtime and driver, for each launch, with one correlation id."
+        ),
+        build=lambda: lay_out(Fsdp2, seed=9, world_size=2, steps=4, collective_kernels=OLD_KERNELS),
+        schema=NSYS_2022,
+    ),
+    Scenario(
+        name="fsdp2_profiler_steps",
+        truth=(
+            "A healthy FSDP2 job that nobody annotated for tracekit: steps are torch's ProfilerStep#N ranges in the "
+            "default domain, beside Optimizer.step# ranges, which are not steps. Without payloads or annotations, "
+            "bytes and phases are unknown."
+        ),
+        build=lambda: lay_out(Fsdp2, seed=11, world_size=2, steps=4, first_step=5, annotated=False),
+    ),
+    Scenario(
+        name="fsdp2_cuda_graph",
+        truth=(
+            "A healthy FSDP2 job whose layers are CUDA graphs, traced as a whole: each graph launch is one row in "
+            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE and its kernels are hidden. Collectives and FSDP's copies stay outside "
+            "the graphs."
+        ),
+        build=lambda: lay_out(Fsdp2, seed=12, world_size=2, steps=5, graphed=True),
+        schema=NSYS_2026,
+        findings=("TK903",),
+    ),
+)

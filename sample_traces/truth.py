@@ -1,0 +1,186 @@
+"""What is true of a laid-out job: its account, found by walking over the placed intervals' end points.
+
+Deliberately plain: between two neighbouring end points nothing starts or stops, so each such slice of a window counts
+as a whole by what covers it. It shares no code with the product whose figures are checked against it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from layout import Job
+from placed import COMPUTE, Capture, Collective, Op, Rank
+
+WARM_UP_FACTOR = 1.5
+"""Leading steps longer than this times the median are warm-up, beside the first."""
+FIGURES = ("wall_ns", "compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns", "comm_ns", "overlapped_comm_ns")
+Account = dict[str, int | float | None]
+
+
+def account(ops: Iterable[Op], start: int, end: int) -> Account:
+    """Where the time of ``[start, end)`` goes."""
+    changes: dict[int, dict[str, int]] = {start: {}, end: {}}
+    for op in ops:
+        first, last = max(op.start, start), min(op.end, end)
+        if first < last:
+            for at, step in ((first, 1), (last, -1)):
+                counts = changes.setdefault(at, {})
+                counts[op.kind] = counts.get(op.kind, 0) + step
+    running = {"compute": 0, "comm": 0, "copy": 0}
+    spent = dict.fromkeys(("compute", "exposed_comm", "exposed_copy", "idle", "comm", "overlapped_comm"), 0)
+    for at, until in pairwise(sorted(changes)):
+        for kind, step in changes[at].items():
+            running[kind] += step
+        length = until - at
+        if running["comm"]:
+            spent["comm"] += length
+        if running["compute"]:
+            spent["compute"] += length
+            spent["overlapped_comm"] += length if running["comm"] else 0
+        elif running["comm"]:
+            spent["exposed_comm"] += length
+        elif running["copy"]:
+            spent["exposed_copy"] += length
+        else:
+            spent["idle"] += length
+    figures: Account = {"wall_ns": end - start, **{f"{name}_ns": ns for name, ns in spent.items()}}
+    figures["overlap_ratio"] = spent["overlapped_comm"] / spent["comm"] if spent["comm"] else None
+    return figures
+
+
+def rank_truth(rank: Rank, capture: Capture, reference: Capture, *, phases: bool) -> dict[str, Any]:
+    """A rank's totals and steps, on its capture's clock, and how far that is ahead of the reference capture's."""
+    first, last = min(op.start for op in rank.ops), max(op.end for op in rank.ops)
+    return {
+        "pid": rank.pid,
+        "device": rank.device,
+        "capture": capture.path,
+        "clock_offset_ns": capture.local(0) - reference.local(0),
+        "main_stream": rank.stream_ids[COMPUTE],
+        "totals": account(rank.ops, first, last),
+        "opaque_ns": union_ns([op for op in rank.ops if op.source == "graph"]),
+        "steps": [
+            {"step": number, "start_ns": capture.local(start), "end_ns": capture.local(end)}
+            | account(rank.ops, start, end)
+            | ({"by_phase": phase_truth(rank, number, start, end)} if phases else {})
+            for number, start, end in step_windows(rank)
+        ],
+    }
+
+
+def step_windows(rank: Rank) -> list[tuple[int, int, int]]:
+    """(step, start, end) of each step: from anchor to anchor, the last to the end of its last operation."""
+    numbers = sorted({op.step for op in rank.ops if op.step is not None})
+    starts = [min(op.start for op in anchoring(rank, number)) for number in numbers]
+    last = max(op.end for op in rank.ops if op.step == numbers[-1])
+    return list(zip(numbers, starts, [*starts[1:], last], strict=True))
+
+
+def anchoring(rank: Rank, step: int, phase: str | None = None) -> list[Op]:
+    """The kernels on the main compute stream that a step (or a phase of it) launched."""
+    return [
+        op
+        for op in rank.ops
+        if op.source == "kernel"
+        and op.stream == rank.stream_ids[COMPUTE]
+        and op.step == step
+        and phase in (None, op.phase)
+    ]
+
+
+def phase_truth(rank: Rank, step: int, start: int, end: int) -> dict[str, Account]:
+    """A step's phases, which tile it: each from its first kernel on the main compute stream to the next phase's."""
+    names = [name for name in ("forward", "backward", "optimizer") if anchoring(rank, step, name)]
+    begins = [min(op.start for op in anchoring(rank, step, name)) for name in names]
+    bounds = [start, *begins[1:], end]
+    return {name: account(rank.ops, a, b) for name, (a, b) in zip(names, pairwise(bounds), strict=True)}
+
+
+def steady_truth(ranks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Which steps are steady, the median of their time and their sums, from what `rank_truth` found for each rank."""
+    windows = [step for rank in ranks.values() for step in rank["steps"]]
+    numbers = list(dict.fromkeys(step["step"] for step in windows))
+    usual = statistics.median(step["wall_ns"] for step in windows)
+    first = 1
+    while statistics.median(s["wall_ns"] for s in windows if s["step"] == numbers[first]) > WARM_UP_FACTOR * usual:
+        first += 1
+    steady = [step for step in windows if step["step"] in numbers[first:]]
+    return {
+        "steps": numbers[first:],
+        "left_out": numbers[:first],
+        "step_time_ns": statistics.median(step["wall_ns"] for step in steady),
+        "windows": len(steady),
+        "sums": {name: sum(step[name] for step in steady) for name in FIGURES},
+    }
+
+
+def collectives_truth(job: Job, steady: list[int], *, payloads: bool) -> list[dict[str, object]]:
+    """For each communicator and operation: how many, how large, how long, over the whole capture.
+
+    The communicator is None where the capture lacks NCCL's payloads. Times that a rank spends in two kinds of
+    collectives at once would be exposed twice; on one communicator that cannot be.
+    """
+    source = "nccl_payload" if payloads else "annotation" if job.annotated else None
+    groups: dict[tuple[int, str], list[Collective]] = {}
+    for item in job.collectives:
+        groups.setdefault((item.communicator.hash, item.op), []).append(item)
+    made: list[dict[str, object]] = []
+    for (value, op), items in sorted(groups.items()):
+        waits = waits_ns(items)
+        later = [item for item in items if any(op.step in steady for op in item.ops.values())]
+        made.append(
+            {
+                "communicator": f"0x{value:016x}" if payloads else None,
+                "op": op,
+                "ranks": list(items[0].communicator.ranks),
+                "count": len(items),
+                "full_bytes": statistics.median_low(item.full_bytes for item in items),
+                "full_bytes_sum": sum(item.full_bytes for item in items),
+                "message_bytes": statistics.median_low(item.message_bytes for item in items),
+                "bytes_source": source,
+                "comm_ns": sum(union_ns([item.ops[rank] for item in items]) for rank in waits),
+                "exposed_ns": sum(exposed_ns(job.ranks[rank], [item.ops[rank] for item in items]) for rank in waits),
+                "transfer_ns": statistics.median(min(duration(op) for op in item.ops.values()) for item in items),
+                "peer_wait_ns": sum(waits.values()),
+                "peer_wait_by_rank_ns": waits,
+                "steady_peer_wait_by_rank_ns": waits_ns(later),
+            }
+        )
+    return made
+
+
+def duration(op: Op) -> int:
+    """Length of an operation."""
+    return op.end - op.start
+
+
+def waits_ns(items: list[Collective]) -> dict[int, int]:
+    """How much longer the collectives took on each rank than on the rank where each was shortest."""
+    shortest = [min(duration(op) for op in item.ops.values()) for item in items]
+    ranks = items[0].communicator.ranks
+    return {r: sum(duration(i.ops[r]) - least for i, least in zip(items, shortest, strict=True)) for r in ranks}
+
+
+def exposed_ns(rank: Rank, collectives: list[Op]) -> int:
+    """Time in which one of the collectives runs and no compute."""
+    computes = [op for op in rank.ops if op.kind == "compute"]
+    spent = account([*computes, *collectives], min(op.start for op in rank.ops), max(op.end for op in rank.ops))
+    return int(spent["exposed_comm_ns"] or 0)
+
+
+def union_ns(ops: list[Op]) -> int:
+    """Time in which at least one of the operations runs."""
+    total, until = 0, 0
+    for op in sorted(ops, key=lambda op: op.start):
+        total += max(0, op.end - max(op.start, until))
+        until = max(until, op.end)
+    return total
+
+
+def kernels_truth(ranks: Iterable[Rank]) -> dict[str, int]:
+    """What a plain sum over kernels gives: not an account, but what `nsys stats` prints."""
+    kernels = [op for rank in ranks for op in rank.ops if op.source == "kernel"]
+    return {"count": len(kernels), "sum_ns": sum(duration(op) for op in kernels)}

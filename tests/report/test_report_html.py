@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import MS, Job, by_hand, make_analysis, make_timeline, simulate, some_findings, some_gaps
+
+from tracekit.errors import TracekitError
+from tracekit.report.html import render_html, write_html
+from tracekit.report.palette import STATIC
+from tracekit.results import Analysis, Clock, Evidence, Finding, Module, Severity, SkippedRule
+from tracekit.timeline import Kind, Timeline
+
+HOSTILE = '</script></style><img src=x onerror="window.hacked=1"><b>\'"&amp;\u2028\u202e\x1b[31m{{ 7*7 }}'
+
+
+class Page(HTMLParser):
+    """Collects elements with their attributes, text, and the content of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.raw: list[tuple[str, dict[str, str | None], str]] = []
+        self.text = ""
+        self.rows: list[list[str]] = []
+        self._inside: tuple[str, dict[str, str | None]] | None = None
+        self._in_cell = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
+            self._in_cell = True
+        self._inside = (tag, dict(attrs)) if tag in {"script", "style"} else None
+        if self._inside:
+            self.raw.append((*self._inside, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+        self._in_cell = self._in_cell and tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            tag, attrs, before = self.raw[-1]
+            self.raw[-1] = (tag, attrs, before + data)
+        else:
+            self.text += data
+            if self._in_cell:
+                self.rows[-1][-1] += data.strip()
+
+    def block(self, id_: str) -> Any:
+        return json.loads(next(text for _, attrs, text in self.raw if attrs.get("id") == id_))
+
+    @property
+    def flat(self) -> str:
+        return " ".join(self.text.split())
+
+
+def page_of(job: Job, analysis: Analysis | None = None, **options: int) -> Page:
+    return Page(render_html(analysis or make_analysis(job), make_timeline(job), **options))
+
+
+def hostile() -> tuple[Analysis, Timeline]:
+    """A job in which every text that comes from outside is an attack."""
+    job = simulate()
+    analysis = make_analysis(job)
+    timeline = make_timeline(job)
+    ranks = tuple(
+        replace(
+            rank,
+            device_name=HOSTILE,
+            host=HOSTILE,
+            rank_source=HOSTILE,
+            step_source=HOSTILE,
+            steps=tuple(replace(step, by_phase={HOSTILE: step.account}) for step in rank.steps),
+            modules=(Module(module=HOSTILE, account=rank.totals),),
+        )
+        for rank in analysis.ranks
+    )
+    finding = Finding(
+        rule="TK9<b>",
+        severity=Severity.ERROR,
+        title=HOSTILE,
+        ranks=(1,),
+        steps=(),
+        cost_ns=90 * MS,
+        gain_ns=None,
+        evidence=(Evidence(metric=HOSTILE, value=HOSTILE, unit=HOSTILE, threshold=1),),
+        fix=HOSTILE,
+    )
+    captures = (
+        replace(
+            analysis.captures[0], path="/" + HOSTILE, nsys_version=HOSTILE, diagnostics=(HOSTILE,), notes=(HOSTILE,)
+        ),
+    )
+    analysis = replace(
+        analysis,
+        ranks=ranks,
+        captures=captures,
+        findings=(finding,) * 5,
+        remedies=((HOSTILE, HOSTILE),) * 2,
+        skipped_rules=(SkippedRule(rule=HOSTILE, reason=HOSTILE, capture_with=HOSTILE),),
+        collectives=tuple(replace(c, op=HOSTILE, communicator=HOSTILE) for c in analysis.collectives),
+    )
+    return analysis, replace(timeline, names=[HOSTILE + name for name in timeline.names])
+
+
+def sha256(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_policy_allows_exactly_what_the_page_holds() -> None:
+    page = page_of(simulate())
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy
+    rules = {part.split()[0]: part.split()[1:] for part in policy.split(";")}
+    scripts = [text for tag, attrs, text in page.raw if tag == "script" and "type" not in attrs]
+    styles = [text for tag, _, text in page.raw if tag == "style"]
+    plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8")
+    assert rules == {
+        "default-src": ["'none'"],
+        "script-src": [sha256(scripts[0]), sha256(plotly)],
+        "style-src": [sha256(styles[0]), sha256("")],
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert len(scripts) == len(styles) == 1
+    assert "unsafe" not in policy
+
+
+def test_nothing_is_fetched_and_nothing_is_inline() -> None:
+    page = page_of(simulate(), make_analysis(simulate(), findings=some_findings(), **some_gaps()))
+    for tag, attrs in page.elements:
+        assert not {"src", "srcset", "action", "style", "background"} & attrs.keys(), (tag, attrs)
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
+        assert not [name for name in attrs if name.startswith("on")]
+        assert (attrs.get("href") or "#").startswith("#")
+    for _, _, text in page.raw:
+        assert not re.search(r"https?://|@import|url\(|\beval\(|new Function", text)
+
+
+def test_hostile_names_stay_text() -> None:
+    page = Page(render_html(*hostile()))
+    tame = page_of(simulate(), make_analysis(simulate(), findings=some_findings() * 2, **some_gaps()))
+    assert {tag for tag, _ in page.elements} - {tag for tag, _ in tame.elements} <= {"br"}
+    assert not [attrs for _, attrs in page.elements if "onerror" in attrs]
+    assert page.text.count('<img src=x onerror="window.hacked=1">') > 20
+    assert "{{ 7*7 }}" in page.text
+    names = page.block("scene-data")["names"]
+    assert all(full.startswith("</script></style><img src=x") for _, full, _ in names)
+    assert not re.search("[\u2028\u202e\x1b]", page.text + json.dumps(names, ensure_ascii=False))
+
+
+def test_names_of_any_length_do_not_bloat_the_page() -> None:
+    job = simulate()
+    timeline = make_timeline(job)
+    timeline = replace(timeline, names=[name + "<int>" * 20_000 for name in timeline.names])
+    text = render_html(make_analysis(job), timeline)
+    assert len(text) - len(render_html(make_analysis(job), make_timeline(job))) < 10_000
+
+
+def test_identity_and_bars_counted_by_hand() -> None:
+    page = page_of(by_hand())
+    assert "100.0 ms=70.0 compute+20.0 exposed communication+3.0 exposed copy+7.0 idle" in page.flat
+    spoken = [a["aria-label"] for _, a in page.elements if a.get("role") == "img" and a.get("class") == "bar"]
+    assert spoken == [
+        "All ranks: compute 70.0 ms, exposed comm 20.0 ms, exposed copy 3.0 ms, idle 7.0 ms",
+        "Rank 0: compute 60.0 ms, exposed comm 30.0 ms, exposed copy 3.0 ms, idle 7.0 ms",
+        "Rank 1: compute 80.0 ms, exposed comm 10.0 ms, exposed copy 3.0 ms, idle 7.0 ms",
+    ]
+    style = next(text for tag, _, text in page.raw if tag == "style")
+    assert ".w7000{flex:7000 1 0%}" in style
+
+
+def test_tables_counted_by_hand() -> None:
+    rows = page_of(by_hand()).rows
+    assert ["0", "100.0", "60.0", "30.0", "3.0", "7.0", "0.25"] in rows  # rank 0
+    assert ["2", "100.0", "70.0", "20.0", "3.0", "7.0", "0.50"] in rows  # step 2, mean over ranks
+    assert ["all-gather", "0x5f1c0d7e22aa9b04", "2", "3", "403 MB", "120.0", "60.0", "0.50", "325"] in rows
+    assert ["exposed comm", "0", "+60.0 ms", "30.0 ms"] in rows
+
+
+def test_findings_with_cost_proof_and_advice() -> None:
+    analysis = make_analysis(simulate(), findings=some_findings(10 * MS), **some_gaps())
+    flat = page_of(simulate(), analysis).flat
+    assert "◆ error· rank 2TK201" in flat
+    assert "10.0 msa step · 24 % · without it 29.3 ms" in flat
+    assert "1.22 × threshold 1.05 ×" in flat
+    assert "Try Call set_modules_to_forward_prefetch on each block" in flat
+    assert "TK501 skipped, no memory events" in flat
+    assert "capture with --cuda-memory-usage=true" in flat
+
+
+def test_degraded_states_are_words_in_place() -> None:
+    no_steps = page_of(by_hand(), make_analysis(by_hand(), steps=False)).flat
+    assert (
+        'No steps in this capture. Figures are for the whole of it. Wrap the loop body in nvtx.annotate("step")'
+        in no_steps
+    )
+    assert "No steps in this capture, so there is nothing to compare." in no_steps
+    one = simulate(ranks=1)
+    assert "One rank: waiting for peers cannot be told from transfer." in page_of(one).flat
+    silent = simulate(comm=False)
+    assert "No collectives in this capture." in page_of(silent).flat
+    assert "No communication kernels" in page_of(silent).flat
+    job = by_hand()
+    adrift = Clock(offset_ns=None, drift_ppm=None, uncertainty_ns=None, method=None)
+    analysis = make_analysis(job)
+    analysis = replace(analysis, ranks=tuple(replace(rank, clock=adrift) for rank in analysis.ranks))
+    assert "Clocks cannot be aligned: each rank starts at its own step." in page_of(job, analysis).flat
+    empty = Page(render_html(make_analysis(job), replace(make_timeline(job), ranks=())))
+    assert "No operations to draw" in empty.flat
+    assert "undefined" not in no_steps + empty.flat
+
+
+def test_occupancy_is_told() -> None:
+    told = re.search(
+        r"The (\d+) longest operations one by one, the other (\d+) as occupancy",
+        page_of(simulate(), max_events=40).flat,
+    )
+    assert told
+    # A step of the job: 16 collectives, 48 kernels and the copy for the next step, on each of 4 ranks.
+    assert sum(map(int, told.groups())) == 4 * 65
+    assert int(told[1]) <= 40
+    assert "as occupancy" not in page_of(simulate()).flat
+
+
+def test_a_capture_of_no_length() -> None:
+    job = Job([[(5, 5, 7, Kind.COMPUTE, "k")]], [[5]], [5])
+    assert "0.0 µs=0.0 compute" in page_of(job, make_analysis(job, steps=False)).flat
+
+
+def test_many_ranks_stay_one_page() -> None:
+    job = simulate(ranks=512, steps=3, layers=2)
+    text = render_html(make_analysis(job), make_timeline(job))
+    assert len(text) < 2_000_000
+    flat = Page(text).flat
+    assert "32 of 512 ranks" in flat
+    assert "507 more ranks: " in flat
+    assert "112 more: --json has them all." in flat
+
+
+def test_template_script_and_style_stay_under_60_kb() -> None:
+    page = render_html(make_analysis(by_hand()), make_timeline(by_hand()))
+    data = sum(len(text) for _, attrs, text in Page(page).raw if attrs.get("type"))
+    assert data > 500_000  # the chart library, deflated
+    assert len(page.encode()) - data <= 60_000
+
+
+def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    job = by_hand()
+    path = tmp_path / "report.html"
+    size = write_html(make_analysis(job), make_timeline(job), path)
+    assert path.stat().st_size == size
+    with pytest.raises(TracekitError, match="cannot write"):
+        write_html(make_analysis(job), make_timeline(job), tmp_path / "no" / "report.html")

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import unicodedata
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from builders import MS, Job, by_hand, make_analysis, simulate, some_findings, some_gaps
+
+from tracekit import __version__
+from tracekit.report.text import render_text
+from tracekit.results import Analysis, Clock, Collective, Evidence, Finding, Severity, SkippedRule
+from tracekit.timeline import Kind
+
+HOSTILE = "[bold red]x[/] \x1b[31mred\x1b[0m :smile: \r\n 矩阵乘法 " + "y" * 300
+
+
+def plain(analysis: Analysis, width: int = 80, *, unicode: bool = True, verbose: bool = False) -> str:
+    return render_text(analysis, width=width, color=False, unicode=unicode, verbose=verbose)
+
+
+def cells(line: str) -> int:
+    """Width in a terminal, by the Unicode database."""
+    return len(line) + sum(unicodedata.east_asian_width(c) in "WF" for c in line)
+
+
+def test_whole_summary_counted_by_hand() -> None:
+    # Mean of two ranks: compute (60 + 80) / 2, exposed (30 + 10) / 2, copy 3, idle 7; overlap (10 + 30) / (40 + 40).
+    # Whole capture: three gathers, (3 x 30 + 3 x 10) / 2 exposed a rank. A bar has 52 cells for 100 ms; rank 0:
+    # 31.2 + 15.6 + 1.56 + 3.64 cells, the two left over go to the remainders .64 and .6.
+    assert plain(make_analysis(by_hand())).splitlines() == [
+        f"tracekit {__version__} · run1.sqlite · 2 ranks, H100 80GB HBM3 · steps 1-2 (2 of 3)",
+        "",
+        "20 % of a step is exposed communication.",
+        "20.0 of 100.0 ms pass with communication alone. Compute hides 50 % of the",
+        "communication.",
+        "",
+        "Step  100.0 ms = 70.0 compute + 20.0 exposed comm + 3.0 copy + 7.0 idle",
+        "      overlap 0.50 · median 100.0 ms · p95 100.0 ms",
+        "",
+        "rank  █ compute  ▓ exposed comm  ▞ exposed copy  · idle    exposed ms  overlap",
+        "   0  " + "█" * 31 + "▓" * 16 + "▞" + "·" * 4 + "       30.0     0.25",
+        "   1  " + "█" * 42 + "▓" * 5 + "▞" + "·" * 4 + "       10.0     0.75",
+        "",
+        "Collectives, whole capture, mean a rank     count  exposed ms  overlap  bus GB/s",
+        "  all-gather 0x5f1c0d7e22aa9b04                 3        60.0     0.50       325",
+    ]
+
+
+@pytest.mark.parametrize("slow_rank", [None, 0, 3])
+def test_identity_adds_up_as_shown(slow_rank: int | None) -> None:
+    text = plain(make_analysis(simulate(slow_rank=slow_rank)))
+    found = re.search(
+        r"Step +([\d.]+) ms = ([\d.]+) compute \+ ([\d.]+) exposed comm \+ ([\d.]+) copy \+ ([\d.]+) idle", text
+    )
+    assert found
+    whole, *parts = map(Fraction, found.groups())
+    assert sum(parts) == whole
+
+
+def hostile_analysis() -> Analysis:
+    analysis = make_analysis(simulate(), **some_gaps())
+    ranks = tuple(replace(rank, device_name=HOSTILE, rank=rank.rank + 100_000) for rank in analysis.ranks)
+    captures = (
+        replace(analysis.captures[0], path="/a/" + HOSTILE.replace("/", ""), diagnostics=(HOSTILE,), notes=(HOSTILE,)),
+    )
+    finding = Finding(
+        rule="TK999",
+        severity=Severity.ERROR,
+        title=HOSTILE,
+        ranks=(100_001,),
+        steps=(),
+        cost_ns=100 * MS,
+        gain_ns=None,
+        evidence=(Evidence(metric=HOSTILE, value=HOSTILE, unit=HOSTILE),),
+        fix=HOSTILE,
+    )
+    return replace(
+        analysis,
+        ranks=ranks,
+        captures=captures,
+        findings=(finding,) * 5,
+        skipped_rules=(SkippedRule(rule="TK998", reason=HOSTILE, capture_with=HOSTILE),),
+        remedies=((HOSTILE, HOSTILE),),
+        collectives=tuple(replace(c, communicator=HOSTILE, op=HOSTILE) for c in analysis.collectives),
+    )
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("unicode", [False, True])
+@pytest.mark.parametrize("width", [40, 61, 80, 132])
+def test_no_line_is_wider_than_asked(width: int, unicode: bool, verbose: bool) -> None:
+    jobs = [
+        make_analysis(simulate(), findings=some_findings(), **some_gaps()),
+        make_analysis(simulate(ranks=1, comm=False), steps=False),
+        hostile_analysis(),
+    ]
+    for analysis in jobs:
+        text = plain(analysis, width, unicode=unicode, verbose=verbose)
+        assert max(map(cells, text.splitlines())) <= width
+        assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_names_are_shown_and_not_interpreted() -> None:
+    text = plain(hostile_analysis(), verbose=True)
+    flat = re.sub(r"\s+", " ", text)
+    assert "[bold red]x[/] �[31mred�[0m :smile: �� 矩阵乘法" in flat
+    coloured = render_text(hostile_analysis(), width=80, color=True, unicode=True, verbose=True)
+    assert "\x1b[31mred" not in coloured
+    assert not re.search(r"[\x00-\x09\x0b-\x1a\x1c-\x1f\x7f-\x9f]", coloured)
+
+
+def test_colour_only_when_asked() -> None:
+    analysis = make_analysis(simulate(), findings=some_findings())
+    assert "\x1b" not in plain(analysis)
+    coloured = render_text(analysis, width=80, color=True, unicode=True)
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain(analysis)
+
+
+def test_environment_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = make_analysis(simulate())
+    before = render_text(analysis, width=80, color=True, unicode=True)
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb"), ("COLUMNS", "20"), ("FORCE_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    assert render_text(analysis, width=80, color=True, unicode=True) == before
+    assert "\x1b" not in plain(analysis)
+
+
+def test_ascii_for_terminals_without_utf8() -> None:
+    text = plain(make_analysis(by_hand()), unicode=False)
+    assert text.isascii()
+    assert "   0  " + "#" * 31 + "c" * 16 + "m" + "." * 4 in text
+    assert plain(hostile_analysis(), unicode=False, verbose=True).isascii()
+
+
+def test_without_steps_it_says_so() -> None:
+    flat = " ".join(plain(make_analysis(by_hand(), steps=False)).split())
+    assert "No steps in this capture. Figures are for the whole of it. Wrap the loop body in" in flat
+    # 300 ms a rank: compute 210, exposed 60, copy 9, idle 3 x 7 on the mean
+    assert "Capture 300.0 ms = 210.0 compute + 60.0 exposed comm + 9.0 copy + 21.0 idle" in flat
+    assert "median" not in flat
+
+
+def test_without_communication_the_ratio_is_unknown_not_zero() -> None:
+    text = plain(make_analysis(simulate(comm=False)))
+    assert "no communication" in text
+    assert "overlap 0" not in text
+    assert re.search(r"^   0  .* 0\.0        –$", text, re.MULTILINE)
+
+
+def test_many_ranks_become_the_oddest_the_median_and_one_line() -> None:
+    text = plain(make_analysis(simulate(ranks=512, steps=3, layers=2, slow_rank=77)))
+    bars = re.findall(r"^ *(\d+)  █", text, re.MULTILINE)
+    assert len(bars) == 5
+    assert "77" in bars
+    assert "507 more ranks: " in text
+
+
+def test_sixteen_ranks_still_have_a_bar_each() -> None:
+    text = plain(make_analysis(simulate(ranks=16, steps=3, layers=2)))
+    assert len(re.findall(r"^ *\d+  █", text, re.MULTILINE)) == 16
+    assert "more rank" not in text
+
+
+def test_findings_lead_and_name_their_rank() -> None:
+    text = plain(make_analysis(simulate(), findings=some_findings(cost_ns=10 * MS)))
+    assert text.splitlines()[2].startswith("Rank 2 computes slowly; its peers wait")
+    assert "It costs 10.0 of 41.3 ms a step, 24 %. Without it a step takes 29.3 ms." in text
+    marked = re.findall(r"^ *(\d+)  █.* <$", text, re.MULTILINE)
+    assert marked == ["2"]
+    assert re.search(r"^1 error    TK201   10\.0 ms  24 %  Rank 2", text, re.MULTILINE)
+
+
+def test_a_loss_that_findings_leave_unexplained_leads() -> None:
+    # The findings explain 0.15 ms of 20 ms of exposed communication.
+    text = plain(make_analysis(by_hand(), findings=some_findings(cost_ns=100_000)))
+    assert text.splitlines()[2] == "20 % of a step is exposed communication."
+
+
+def test_hang_leads_though_it_has_no_cost() -> None:
+    hang = replace(some_findings()[0], title="Rank 1 never launched all-gather 118", cost_ns=None, gain_ns=None)
+    assert plain(make_analysis(by_hand(), findings=(hang,))).splitlines()[2] == "Rank 1 never launched all-gather 118."
+
+
+def test_nothing_stands_out() -> None:
+    text = plain(make_analysis(simulate(layers=40, comm=False, slow_rank=None)))
+    assert re.search(r"^Nothing stands out: 9[89] % of the step is compute\.$", text, re.MULTILINE)
+
+
+def test_causes_take_their_families_place_in_the_bars() -> None:
+    analysis = make_analysis(by_hand())
+    ranks = []
+    for rank in analysis.ranks:
+        steps = tuple(
+            replace(
+                step,
+                exposed_comm_by_cause={
+                    "peer_wait": step.account.exposed_comm_ns // 2,
+                    "no_prefetch": step.account.exposed_comm_ns // 2,
+                },
+                idle_by_cause={"sync_call": step.account.idle_ns},
+            )
+            for step in rank.steps
+        )
+        ranks.append(replace(rank, steps=steps))
+    text = plain(replace(analysis, ranks=tuple(ranks)), 100)
+    assert "█ compute  ▚ peer wait  ▒ schedule  ▞ exposed copy  ░ host" in text
+    # 74 cells: compute 44.4, wait and schedule 11.1 each, copy 2.22, host 5.18
+    assert "   0  " + "█" * 45 + "▚" * 11 + "▒" * 11 + "▞" * 2 + "░" * 5 + "     15.0     0.25" in text
+
+
+def test_a_capture_of_no_length() -> None:
+    job = Job([[(5, 5, 7, Kind.COMPUTE, "k")]], [[5]], [5])
+    text = plain(make_analysis(job, steps=False))
+    assert "Capture  0.0 µs = 0.0 compute + 0.0 exposed comm + 0.0 copy + 0.0 idle\n" in text
+
+
+def test_what_cannot_be_told_comes_with_its_flag() -> None:
+    text = plain(make_analysis(simulate(), **some_gaps()))
+    assert "  what the host waits for: capture with --trace=cuda,nvtx,osrt\n" in text
+    assert "  TK501 skipped, no memory events: capture with --cuda-memory-usage=true\n" in text
+
+
+def test_lists_are_short_until_asked() -> None:
+    one = make_analysis(simulate()).collectives[0]
+    many: tuple[Collective, ...] = tuple(replace(one, op=f"op_{i}", exposed_ns=1000 - i) for i in range(9))
+    analysis = make_analysis(simulate(), collectives=many)
+    assert "op-3" not in plain(analysis)
+    assert "6 more with --verbose" in plain(analysis)
+    assert "op-8" in plain(analysis, verbose=True)
+
+
+def test_evidence_and_advice_when_verbose() -> None:
+    text = plain(make_analysis(simulate(), findings=some_findings()), verbose=True)
+    assert "  · same kernel and grid, rank 2 over peers: 1.22 × (threshold 1.05 ×)\n" in text
+    assert "  Try  Call set_modules_to_forward_prefetch on each block, one block ahead.\n" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "note"), [("session_start", "Clocks are aligned by when"), (None, "cannot be aligned")]
+)
+def test_weak_clocks_are_told(method: str | None, note: str) -> None:
+    analysis = make_analysis(simulate())
+    clock = Clock(offset_ns=0, drift_ppm=None, uncertainty_ns=1_000_000, method=method)
+    ranks = (analysis.ranks[0], *(replace(rank, clock=clock) for rank in analysis.ranks[1:]))
+    assert note in plain(replace(analysis, ranks=ranks))
+    assert note not in plain(analysis)
+
+
+def test_text_needs_neither_templates_nor_charts() -> None:
+    code = "import sys, tracekit.report.text; print(sorted({'jinja2', 'plotly', 'pandas'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"

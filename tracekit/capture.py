@@ -1,0 +1,188 @@
+"""From paths on the command line to a `Timeline`: finds the captures, reads them, numbers the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from glob import glob
+from os import PathLike
+from pathlib import Path
+
+from tracekit.errors import CaptureError, NoGpuWorkError
+from tracekit.ranks import assign_ranks
+from tracekit.readers.database import MAGIC, Progress, open_database, read_header
+from tracekit.readers.nsys_rep import export_to_sqlite
+from tracekit.readers.nsys_sqlite import read_nsys_sqlite
+from tracekit.readers.raw import Names, RawCapture
+from tracekit.timeline import CaptureInfo, Process, RankTrack, Timeline
+
+SUFFIXES = (".sqlite", ".sqlite3", ".db", ".nsys-rep")
+"""What counts as a capture in a folder; a file named outright may have any name."""
+
+
+def open_captures(
+    *paths: str | PathLike[str],
+    progressing: Callable[[str], Progress | None] = lambda _: None,
+    show_export: bool = False,
+    require_ranks: bool = True,
+) -> Timeline:
+    """Read captures of one job into a timeline.
+
+    ``paths`` are files, folders (all captures directly inside) or glob patterns. ``progressing`` is called with what is
+    being read and returns a callback for (rows done, rows expected), or None. Without ``require_ranks`` a timeline
+    without ranks is returned rather than an error.
+
+    Raises `CaptureError` for what cannot be read and `NoGpuWorkError` when no capture holds a rank.
+    """
+    names = Names()
+    raw: list[RawCapture] = []
+    for index, path in enumerate(find_captures(paths)):
+        raw.append(_read(path, names, index, progressing, show_export))
+    if require_ranks and not any(capture.tracks for capture in raw):
+        raise _no_ranks(raw)
+    return _assemble(raw, names)
+
+
+def find_captures(paths: Sequence[str | PathLike[str]]) -> list[Path]:
+    """The capture files that paths, folders and glob patterns name, each once, in natural order within a folder.
+
+    Where a folder holds both a report and its export, the export is taken. Raises `CaptureError` when a path does not
+    exist or holds no capture.
+    """
+    found: dict[Path, Path] = {}
+    for given in map(str, paths):
+        path = Path(given)
+        if path.is_dir():
+            matches = _in_folder(path)
+            if not matches:
+                raise CaptureError(
+                    f"{path}: no captures in this folder ({', '.join(SUFFIXES)})",
+                    hint="Name the files, or the folder that holds them.",
+                )
+        elif path.exists() or not any(sign in given for sign in "*?["):
+            matches = [path]
+        else:
+            named = glob(given, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+            matches = sorted(map(Path, named), key=_natural)
+            matches = [m for match in matches for m in (_in_folder(match) if match.is_dir() else [match])]
+            if not matches:
+                raise CaptureError(
+                    f"{given}: no file matches", hint="Check the pattern; quote it if the shell should not expand it."
+                )
+        for match in matches:
+            found.setdefault(match.resolve(), match)
+    return list(found.values())
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    try:
+        files = [f for f in folder.iterdir() if f.suffix in SUFFIXES and f.is_file()]
+    except OSError as error:
+        raise CaptureError(f"{folder}: {error.strerror}", hint="Ask for read permission on it.") from error
+    exports = {f.with_suffix("") for f in files if f.suffix != ".nsys-rep"}
+    return sorted((f for f in files if f.suffix != ".nsys-rep" or f.with_suffix("") not in exports), key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    """Sort key that puts rank10 after rank9."""
+    parts: list[tuple[int, int, str]] = []
+    digits = ""
+    for character in f"{path}\0":
+        if character.isascii() and character.isdigit():
+            digits += character
+            continue
+        if digits:
+            parts.append((0, int(digits), ""))
+            digits = ""
+        parts.append((1, 0, character))
+    return parts
+
+
+def _read(
+    path: Path, names: Names, index: int, progressing: Callable[[str], Progress | None], show_export: bool
+) -> RawCapture:
+    header = read_header(path)
+    is_report = path.suffix == ".nsys-rep" and not header.startswith(MAGIC)
+    if path.suffix in (".qdrep", ".qdstrm") and not header.startswith(MAGIC):
+        kind = (
+            "a report of Nsight Systems before 2021.4"
+            if path.suffix == ".qdrep"
+            else "raw data that nsys never imported"
+        )
+        raise CaptureError(
+            f"{path}: {kind}",
+            hint="Export it with the nsys that made it: nsys export --type sqlite FILE, then analyze the .sqlite.",
+        )
+    if is_report and not header:
+        raise CaptureError(
+            f"{path}: an empty file",
+            hint="Capture again; nsys writes the report when it is interrupted, not when it is killed.",
+        )
+    source = export_to_sqlite(path, show_progress=show_export) if is_report else path
+    with open_database(source) as database:
+        return read_nsys_sqlite(
+            database,
+            names,
+            capture=index,
+            path=str(path),
+            file_format="nsys-rep" if is_report else "nsys-sqlite",
+            progressing=progressing,
+        )
+
+
+def _assemble(raw: Sequence[RawCapture], names: Names) -> Timeline:
+    captures: list[CaptureInfo] = [capture.info for capture in raw]
+    processes: list[Process] = []
+    base: list[int] = []
+    for capture in raw:
+        base.append(len(processes))
+        processes += capture.processes
+    assigned, conflicts = assign_ranks(raw)
+    ranks = []
+    for a in assigned:
+        capture = raw[a.capture]
+        track = capture.tracks[a.track]
+        ranks.append(
+            RankTrack(
+                rank=a.rank,
+                rank_source=a.source,
+                process=base[a.capture] + track.process,
+                pid=track.pid,
+                device=track.device,
+                device_name=track.device_name,
+                host=capture.info.host,
+                ops=track.ops,
+                communicators=tuple(
+                    (communicator, size, rank)
+                    for communicator, size, rank, device in capture.communicators.get(track.process, ())
+                    if device == track.device or sum(t.process == track.process for t in capture.tracks) == 1
+                ),
+            )
+        )
+    return Timeline(
+        captures=tuple(captures),
+        processes=tuple(processes),
+        ranks=tuple(ranks),
+        names=names.as_tuple(),
+        rank_conflicts=tuple(conflicts),
+    )
+
+
+def _no_ranks(raw: Sequence[RawCapture]) -> NoGpuWorkError:
+    """Why the captures hold no rank."""
+    where = ", ".join(capture.info.path for capture in raw[:3]) + (f" and {len(raw) - 3} more" if len(raw) > 3 else "")
+    calls = sum(len(process.calls) for capture in raw for process in capture.processes)
+    ranges = sum(len(process.ranges) for capture in raw for process in capture.processes)
+    copies = sum(len(capture.info.auxiliary) for capture in raw)
+    if copies:
+        what = "only copies and memsets, no kernels"
+    elif calls:
+        what = f"{calls:,} CUDA API calls and no GPU work"
+    else:
+        what = "no GPU work" + (f" ({ranges:,} NVTX ranges)" if ranges else "")
+    said = next((text for capture in raw for text in capture.info.diagnostics), None)
+    warning = f" The profiler said: {' '.join(said.split())[:200]}" if said else ""
+    if ranges:
+        hint = "For what NVTX alone says: --allow-no-gpu. For GPU time capture with nsys profile -t cuda,nvtx."
+        return NoGpuWorkError(f"{where}: the capture holds {what}.{warning}", hint=hint)
+    hint = "Capture with nsys profile -t cuda,nvtx, on the machine with the GPU, and let the job run past its warm-up."
+    return NoGpuWorkError(f"{where}: the capture holds {what}.{warning}", hint=hint)

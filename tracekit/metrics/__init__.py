@@ -1,0 +1,1 @@
+"""Measures on a timeline: functions from columns to values; none of them prints or plots."""

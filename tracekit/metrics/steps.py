@@ -1,0 +1,146 @@
+"""Training steps: which NVTX ranges mark them, and the GPU windows that belong to them.
+
+A step's window starts at its anchor, the start of the first kernel on the rank's main compute stream among those whose
+launch call starts inside the step's range (on any thread of the process). It ends at the next step's anchor; the last
+one ends with the last GPU operation launched inside its range. Windows tile the time from the first step on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.annotations import STEP_FAMILIES
+from tracekit.intervals import Cover
+from tracekit.metrics.labels import Vocabulary
+from tracekit.timeline import NO_VALUE, NONE, Kind, Ops, Process, Ranges, Source, Timeline
+
+Int64 = NDArray[np.int64]
+TRAILING_NUMBER = re.compile(r"(\d+)\W*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRanges:
+    """The host ranges that mark a process's steps, disjoint and sorted."""
+
+    source: str
+    """The marker: the name that the ranges share."""
+    number: Int64
+    start: Int64
+    end: Int64
+    thread: int
+    """The thread that holds most of them."""
+
+    def containing(self, t: Int64) -> Int64:
+        """Index of the step range around each t, or NONE."""
+        at = np.searchsorted(self.start, t, side="right") - 1
+        clipped = np.maximum(at, 0)
+        return np.where((at >= 0) & (t < self.end[clipped]), clipped, NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepWindows:
+    """The GPU windows of one rank's steps; they tile ``[start[0], end[-1])``."""
+
+    number: Int64
+    start: Int64
+    end: Int64
+
+    def inside(self, low: int, high: int) -> StepWindows | None:
+        """Only the steps that lie wholly between two instants; None without any."""
+        kept = (self.start >= low) & (self.end <= high)
+        return StepWindows(number=self.number[kept], start=self.start[kept], end=self.end[kept]) if kept.any() else None
+
+
+def main_stream(ops: Ops) -> int | None:
+    """The stream with most compute time (union of its operations), of equals the lowest id; None without compute."""
+    rows = np.flatnonzero(ops.kind == Kind.COMPUTE)
+    if len(rows) == 0:
+        return None
+    streams = ops.stream[rows]
+    best: tuple[int, int] | None = None
+    for stream in np.unique(streams).tolist():
+        own = rows[streams == stream]
+        time = int(Cover.of(ops.start[own], ops.end[own]).before[-1])
+        if best is None or time > best[0]:
+            best = time, stream
+    return best[1] if best else None
+
+
+def step_ranges(timeline: Timeline, process: Process, words: Vocabulary, marker: str | None) -> StepRanges | None:
+    """The ranges that mark steps: those called ``marker``, else the most trusted family that the process has.
+
+    ``marker`` is a name, or a regular expression that matches the whole name.
+    """
+    ranges = process.ranges
+    if marker is not None:
+        rows = _rows_named(timeline, ranges, marker)
+        return _as_steps(timeline, ranges, rows, marker)
+    for family in STEP_FAMILIES:
+        marked = words.where(lambda a, family=family: a.step == family)  # type: ignore[misc]
+        if marked.any():
+            return _as_steps(timeline, ranges, np.flatnonzero(marked), family, words)
+    return None
+
+
+def _rows_named(timeline: Timeline, ranges: Ranges, marker: str) -> NDArray[np.intp]:
+    try:
+        pattern = re.compile(marker)
+    except re.error:
+        pattern = re.compile(re.escape(marker))
+    distinct = np.unique(ranges.name[ranges.name != NONE])
+    wanted = [i for i in distinct.tolist() if timeline.names[i] == marker or pattern.fullmatch(timeline.names[i])]
+    return np.flatnonzero(np.isin(ranges.name, wanted))
+
+
+def _as_steps(
+    timeline: Timeline, ranges: Ranges, rows: NDArray[np.intp], source: str, words: Vocabulary | None = None
+) -> StepRanges | None:
+    """Keep the outermost of nested marks and number them."""
+    rows = rows[ranges.end[rows] > ranges.start[rows]]
+    if len(rows) == 0:
+        return None
+    # Sorted by start, longest first: a range is outermost if it ends after all before it.
+    reach = np.maximum.accumulate(ranges.end[rows])
+    outer = np.append(True, ranges.start[rows][1:] >= reach[:-1])
+    rows = rows[outer]
+    numbers = []
+    for row in rows.tolist():
+        if ranges.value[row] != NO_VALUE:
+            numbers.append(int(ranges.value[row]))
+            continue
+        known = words.annotations[int(words.of[row])] if words is not None else None
+        found = TRAILING_NUMBER.search(timeline.names[int(ranges.name[row])])
+        number = known.step_number if known else int(found[1]) if found and len(found[1]) < 18 else None
+        numbers.append(number if number is not None else NONE)
+    if len(set(numbers)) < len(numbers) or NONE in numbers:
+        numbers = list(range(len(rows)))
+    threads, counts = np.unique(ranges.thread[rows], return_counts=True)
+    return StepRanges(
+        source=source,
+        number=np.array(numbers, np.int64),
+        start=ranges.start[rows],
+        end=ranges.end[rows],
+        thread=int(threads[np.argmax(counts)]),
+    )
+
+
+def step_windows(ops: Ops, process: Process, marks: StepRanges, stream: int | None) -> StepWindows | None:
+    """The GPU windows of the steps that launched a kernel on the main stream; None if none did."""
+    launched = np.flatnonzero(ops.call != NONE)
+    step = marks.containing(process.calls.start[ops.call[launched]])
+    launched, step = launched[step != NONE], step[step != NONE]
+    kernels = (ops.stream[launched] == stream) & (ops.source[launched] <= Source.GRAPH)
+    found, first = np.unique(step[kernels], return_index=True)  # operations are sorted by start: the first is earliest
+    if len(found) == 0:
+        return None
+    anchor = ops.start[launched[kernels][first]]
+    order = np.argsort(anchor, kind="stable")
+    found, anchor = found[order], anchor[order]
+    last_end = int(ops.end[launched[step == found[-1]]].max())
+    end = np.append(anchor[1:], last_end)
+    full = end > anchor
+    return StepWindows(number=marks.number[found[full]], start=anchor[full], end=end[full])

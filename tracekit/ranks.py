@@ -1,0 +1,108 @@
+"""Which global rank each (process, device) pair is, and how that was told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from tracekit.readers.raw import RawCapture
+
+RANK_WORD = re.compile(r"(?:^|[^a-z])(?:global[-_.]?)?(?:rank|proc)[-_.=]?(\d+)", re.IGNORECASE)
+DOTTED = re.compile(r"\.(\d{1,6})(?=\.)")
+NODE_AND_GPU = re.compile(r"(?:node|host)[-_.]?(\d+).*?(?:gpu|local_?rank|device|dev)[-_.]?(\d+)", re.IGNORECASE)
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The rank of one track of one capture."""
+
+    capture: int
+    track: int
+    rank: int
+    source: str
+    """trainer_mark, nccl_comm_init, environment, file_name or order."""
+
+
+def assign_ranks(captures: Sequence[RawCapture]) -> tuple[list[Assigned], list[tuple[int, tuple[str, ...]]]]:
+    """(one rank for each track, conflicts).
+
+    Each track takes the most trusted claim: the trainer's mark, NCCL's CommInitRank, the environment, the file name.
+    The rest are numbered in order of capture, process and device with the numbers that are free. When two tracks claim
+    one rank, the first keeps it, the others are numbered like the rest, and the conflict is returned as
+    (rank, captures that claim it).
+    """
+    from_files = _ranks_from_files(captures)
+    claims: list[tuple[int, int, int | None, str]] = []
+    for c, capture in enumerate(captures):
+        for t in range(len(capture.tracks)):
+            rank, source = _own_claim(capture, t)
+            if rank is None and c in from_files:
+                rank, source = from_files[c], "file_name"
+            claims.append((c, t, rank, source))
+    taken: dict[int, list[int]] = {}
+    for c, _, rank, _ in claims:
+        if rank is not None:
+            taken.setdefault(rank, []).append(c)
+    free = (n for n in range(len(claims) + len(taken) + 1) if n not in taken)
+    seen: set[int] = set()
+    assigned = []
+    for c, t, rank, source in claims:
+        if rank is None or rank in seen:
+            assigned.append(Assigned(c, t, next(free), "order"))
+        else:
+            seen.add(rank)
+            assigned.append(Assigned(c, t, rank, source))
+    conflicts = [(rank, tuple(captures[c].info.path for c in cs)) for rank, cs in sorted(taken.items()) if len(cs) > 1]
+    return sorted(assigned, key=lambda a: a.rank), conflicts
+
+
+def _own_claim(capture: RawCapture, track: int) -> tuple[int | None, str]:
+    own = capture.tracks[track]
+    alone = sum(other.process == own.process for other in capture.tracks) == 1
+    for claim in capture.claims.get(own.process, ()):
+        if claim.device == own.device or (claim.device is None and alone):
+            return claim.rank, claim.source
+    if capture.environment_rank is not None and len(capture.tracks) == 1:
+        return capture.environment_rank, "environment"
+    return None, "order"
+
+
+def _ranks_from_files(captures: Sequence[RawCapture]) -> dict[int, int]:
+    """Rank by capture, for captures of one rank each whose names tell it."""
+    single = {c: PurePath(capture.info.path).name for c, capture in enumerate(captures) if len(capture.tracks) == 1}
+    grid = {c: (int(m[1]), int(m[2])) for c, name in single.items() if (m := NODE_AND_GPU.search(name))}
+    if len(grid) > 1 and len(grid) == len(single):
+        return _ranks_of_grid(grid)
+    for pattern in (RANK_WORD, DOTTED):
+        told = _matches(pattern, single)
+        if told and len(set(told.values())) == len(single):
+            return told
+    return _only_number_that_differs(single) or _matches(RANK_WORD, single) or _matches(DOTTED, single)
+
+
+def _matches(pattern: re.Pattern[str], names: dict[int, str]) -> dict[int, int]:
+    return {c: int(m[1]) for c, name in names.items() if (m := pattern.search(name))}
+
+
+def _ranks_of_grid(grid: dict[int, tuple[int, int]]) -> dict[int, int]:
+    """Node and GPU numbers to ranks: nodes in order, as many ranks on each as the largest GPU number says."""
+    nodes = sorted({node for node, _ in grid.values()})
+    gpus = sorted({gpu for _, gpu in grid.values()})
+    if len(set(grid.values())) == len(nodes) * len(gpus):
+        return {c: nodes.index(node) * len(gpus) + gpus.index(gpu) for c, (node, gpu) in grid.items()}
+    first_node, first_gpu = nodes[0], min(gpus[0], 1)
+    width = gpus[-1] - first_gpu + 1
+    return {c: (node - first_node) * width + gpu - first_gpu for c, (node, gpu) in grid.items()}
+
+
+def _only_number_that_differs(names: dict[int, str]) -> dict[int, int]:
+    """Rank by capture where the names are equal but for one number; {} where they are not."""
+    if len(names) < 2 or len({NUMBER.sub("#", name) for name in names.values()}) != 1:
+        return {}
+    numbers = {c: [int(n) for n in NUMBER.findall(name)] for c, name in names.items()}
+    columns = list(zip(*numbers.values(), strict=True))
+    differing = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+    return {c: n[differing[0]] for c, n in numbers.items()} if len(differing) == 1 else {}

@@ -1,0 +1,112 @@
+"""GPU operations from an nsys export: kernels, CUDA graphs, copies, memsets, as one set of columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.kernels import describe_kernel
+from tracekit.readers.database import Column, integers
+from tracekit.readers.nsys_tables import NULL, Columns, Int32, Int64, Tables, distinct_values
+from tracekit.timeline import NONE, Kind, Source
+
+TABLES = {
+    Source.KERNEL: "CUPTI_ACTIVITY_KIND_KERNEL",
+    Source.GRAPH: "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+    Source.MEMCPY: "CUPTI_ACTIVITY_KIND_MEMCPY",
+    Source.MEMSET: "CUPTI_ACTIVITY_KIND_MEMSET",
+}
+WORDS = {Source.KERNEL: "kernels", Source.GRAPH: "CUDA graphs", Source.MEMCPY: "copies", Source.MEMSET: "memsets"}
+COPY_KINDS = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+    11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD",
+}  # fmt: skip
+"""ENUM_CUDA_MEMCPY_OPER, which every version numbers alike."""
+PAGEABLE = 0
+"""ENUM_CUDA_MEM_KIND: 0 is pageable host memory, 1 pinned."""
+
+BASE = (
+    Column("start", ("start",), NULL),
+    Column("end", ("end",), NULL),
+    *integers("deviceId", "globalPid", "correlationId"),
+    Column("streamId", ("streamId",), NONE),
+)
+EXTRA = {
+    Source.KERNEL: (Column("nameId", ("demangledName", "shortName", "mangledName"), NULL),),
+    Source.GRAPH: (),
+    Source.MEMCPY: (Column("bytes", ("bytes",), NONE), *integers("copyKind", "srcKind", "dstKind", fill=NONE)),
+    Source.MEMSET: (Column("bytes", ("bytes",), NONE),),
+}
+
+
+def read_gpu(tables: Tables) -> Columns:
+    """All GPU operations, unsorted, in the columns of `BASE` and name, source, bytes, pageable.
+
+    Rows without start are passed over with a note, as are those without an end (never finished in the capture).
+    Raises `CaptureError` for times that cannot be true.
+    """
+    parts: list[Columns] = []
+    for source, table in TABLES.items():
+        part = tables.read(table, BASE + EXTRA[source], WORDS[source])
+        if len(part["start"]) == 0 and (parts or source is not Source.MEMSET):
+            continue
+        parts.append(_uniform(tables, source, _finished(tables, source, part)))
+    return {key: _joined([part.pop(key) for part in parts]) for key in list(parts[0])}
+
+
+def _finished(tables: Tables, source: Source, part: Columns) -> Columns:
+    whole = (part["start"] != NULL) & (part["end"] != NULL)
+    lost = len(whole) - int(np.count_nonzero(whole))
+    if lost:
+        tables.note(lost, f"{WORDS[source]} have no start or end and are left out")
+        part = {name: column[whole] for name, column in part.items()}
+    tables.check_times(TABLES[source], part["start"], part["end"])
+    return part
+
+
+def _uniform(tables: Tables, source: Source, part: Columns) -> Columns:
+    """The same columns for every source."""
+    n = len(part["start"])
+    if source is Source.KERNEL:
+        name = tables.strings(part.pop("nameId"))
+        name[name == NONE] = tables.names.add("(unnamed kernel)")
+    elif source is Source.MEMCPY:
+        name = _copy_names(tables, part.pop("copyKind"))
+    else:
+        name = np.full(n, tables.names.add("CUDA graph" if source is Source.GRAPH else "memset"), np.int32)
+    ends = [part.pop(side) for side in ("srcKind", "dstKind") if side in part]
+    return part | {
+        "name": name,
+        "source": np.full(n, source, np.int8),
+        "bytes": part.get("bytes", np.full(n, NONE, np.int64)),
+        "pageable": (ends[0] == PAGEABLE) | (ends[1] == PAGEABLE) if ends else np.zeros(n, np.bool_),
+    }
+
+
+def _copy_names(tables: Tables, kinds: Int64) -> Int32:
+    if len(kinds) == 0:
+        return np.empty(0, np.int32)
+    distinct, inverse = distinct_values(kinds)
+    names = [f"memcpy {COPY_KINDS.get(kind, '')}".strip() for kind in distinct.tolist()]
+    return np.array(tables.names.add_all(names), np.int32)[inverse]
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def kinds(tables: Tables, gpu: Columns, nccl: Int32) -> NDArray[np.int8]:
+    """`Kind` of each operation; ``nccl`` is the NCCL range around its launch, or NONE."""
+    source = gpu["source"]
+    by_name = np.zeros(len(tables.names), np.bool_)
+    kernels = source == Source.KERNEL
+    if kernels.any():
+        distinct, _ = distinct_values(gpu["name"][kernels].astype(np.int64))
+        for index in distinct.tolist():
+            by_name[index] = describe_kernel(tables.names[index]).comm
+    kind = np.where(source >= Source.MEMCPY, Kind.COPY, Kind.COMPUTE).astype(np.int8)
+    launched_by_nccl = (nccl != NONE) & (kernels | (source == Source.MEMCPY))
+    kind[(kernels & by_name[gpu["name"]]) | launched_by_nccl] = Kind.COMM
+    return kind

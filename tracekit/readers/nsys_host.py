@@ -1,0 +1,244 @@
+"""What host threads did, from an nsys export: CUDA API calls, NVTX ranges and marks, synchronisations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tracekit.annotations import base_name
+from tracekit.intervals import innermost
+from tracekit.kernels import nccl_call_op
+from tracekit.readers.database import Column, integers
+from tracekit.readers.nsys_tables import NULL, PID_MASK, Columns, Int32, RowIndex, Tables, distinct_values, sorted_rows
+from tracekit.timeline import NONE, Calls, Ranges, Syncs
+
+PUSH_POP, START_END, MARK, DOMAIN_CREATE = 59, 60, 34, 75
+"""NVTX event types, as every version numbers them."""
+DEFAULT_DOMAIN = 0
+UNKNOWN_DOMAIN = -2
+VERSION_SUFFIX = re.compile(r"_v\d+$|_ptsz$")
+MARKS_KEPT = 1000
+"""A run's description is one mark a process; more than this many JSON marks are somebody's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NvtxRows:
+    """NVTX of the whole capture: columns of ranges, sorted by (start, longest first), and what goes with them."""
+
+    columns: Columns
+    """start, end, open, thread, domain, name, value, nccl: the last marks ranges of NCCL's collective calls."""
+    payload: dict[int, bytes]
+    """Binary payload by row of ``columns``."""
+    marks: dict[int, list[tuple[str | None, str]]]
+    """(domain, text) of marks that hold JSON, by globalPid."""
+
+
+def read_calls(tables: Tables) -> Columns:
+    """CUDA API calls: start, end, thread, correlationId, name; sorted by (start, longest first)."""
+    columns = tables.read(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        (
+            Column("start", ("start",), NULL),
+            Column("end", ("end",), NULL),
+            *integers("globalTid", "correlationId", "nameId"),
+        ),
+        "CUDA API calls",
+    )
+    bad = (columns["start"] == NULL) | (columns["end"] == NULL)
+    if bad.any():
+        tables.note(int(np.count_nonzero(bad)), "CUDA API calls have no start or end and are left out")
+        columns = {name: column[~bad] for name, column in columns.items()}
+    tables.check_times("CUPTI_ACTIVITY_KIND_RUNTIME", columns["start"], columns["end"])
+    order = sorted_rows(columns["start"], -columns["end"])
+    if order is not None:
+        columns = {name: column[order] for name, column in columns.items()}
+    columns["name"] = tables.strings(columns.pop("nameId"), lambda name: VERSION_SUFFIX.sub("", name))
+    columns["thread"] = columns.pop("globalTid")
+    return columns
+
+
+def process_calls(columns: Columns) -> tuple[Calls, RowIndex]:
+    """One process's calls, one row for each correlation id, and the index that finds a call by it.
+
+    nsys 2022 writes a runtime and a driver row for one launch: the outer one, which starts first, stands.
+    """
+    ids = columns["correlationId"]
+    # Id 0 is shared by all that was not launched (unified-memory migrations): never joined on.
+    index = RowIndex(ids)
+    first = index.find(ids.copy()) == np.arange(len(ids))
+    first |= ids == 0
+    if not first.all():
+        columns = {name: column[first] for name, column in columns.items()}
+        index = RowIndex(columns["correlationId"])
+    calls = Calls(start=columns["start"], end=columns["end"], thread=columns["thread"], name=columns["name"])
+    return calls, index
+
+
+def launching_call(index: RowIndex, correlation: NDArray[np.int64], calls: Calls) -> Int32:
+    """Row of the call that launched each operation, or NONE."""
+    if len(calls) == 0:
+        return np.full(len(correlation), NONE, np.int32)
+    found = index.find(correlation.copy())
+    found[correlation == 0] = NONE
+    return found
+
+
+def read_nvtx(tables: Tables, stop_ns: int | None) -> NvtxRows:
+    """All NVTX ranges and JSON marks. ``stop_ns`` is where ranges end that were never popped."""
+    columns = tables.read(
+        "NVTX_EVENTS",
+        (
+            Column("start", ("start",), NULL),
+            Column("end", ("end",), NULL),
+            Column("eventType", ("eventType",), PUSH_POP),
+            *integers("globalTid", "domainId"),
+            Column("textId", ("textId",), NULL),
+            Column("text", ("text",), b""),
+            Column("value", ("int64Value", "uint64Value", "int32Value", "uint32Value"), NULL),
+            Column("payload", ("binaryData",), b""),
+        ),
+        "NVTX ranges",
+    )
+    name = _names(tables, columns.pop("textId"), columns.pop("text"))
+    payload = columns.pop("payload")
+    domain = _domains(tables, columns, name)
+    marks = _marks(tables, columns, name, domain)
+    keep = np.flatnonzero((columns["start"] != NULL) & np.isin(columns["eventType"], (PUSH_POP, START_END)))
+    start, end = columns["start"][keep], columns["end"][keep]
+    duration, stop = _capture_end(tables, stop_ns, start, end)
+    open_ = (end == NULL) | (end == duration)
+    end = np.where(open_, np.maximum(stop, start), end)
+    backwards = end < start
+    if backwards.any():
+        tables.note(int(np.count_nonzero(backwards)), "NVTX ranges end before they start and are left out")
+        keep, start, end, open_ = keep[~backwards], start[~backwards], end[~backwards], open_[~backwards]
+    order = sorted_rows(start, -end)
+    if order is not None:
+        keep, start, end, open_ = keep[order], start[order], end[order], open_[order]
+    ranges = {
+        "start": start,
+        "end": end,
+        "open": open_,
+        "thread": columns["globalTid"][keep],
+        "domain": domain[keep],
+        "name": name[keep],
+        "value": columns["value"][keep],
+    }
+    ranges["nccl"] = _is_nccl_call(tables, ranges)
+    ranges["domain"] = np.maximum(ranges["domain"], NONE).astype(np.int32)
+    return NvtxRows(columns=ranges, payload=_payloads(payload, keep), marks=marks)
+
+
+def _names(tables: Tables, text_id: NDArray[np.int64], text: pa.BinaryArray) -> Int32:
+    """Name of each row: its own text, else its registered string; NONE where it has neither."""
+    name = tables.strings(text_id, base_name)
+    encoded = text.dictionary_encode()
+    own = tables.texts(encoded.dictionary, base_name)
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    if len(codes) == 0:
+        return name
+    empty = tables.names.add("")
+    picked = own[codes]
+    return np.where(picked != empty, picked, np.where(name == empty, NONE, name)).astype(np.int32)
+
+
+def _domains(tables: Tables, columns: Columns, name: Int32) -> Int32:
+    """Domain name of each row; NONE in the default domain, UNKNOWN_DOMAIN where its creation is not in the capture."""
+    pid, domain_id = columns["globalTid"] & PID_MASK, columns["domainId"]
+    answer = np.where(domain_id == DEFAULT_DOMAIN, NONE, UNKNOWN_DOMAIN).astype(np.int32)
+    created = np.flatnonzero(columns["eventType"] == DOMAIN_CREATE)
+    for row in created.tolist():
+        if domain_id[row] != DEFAULT_DOMAIN:
+            answer[(domain_id == domain_id[row]) & (pid == pid[row])] = name[row]
+    return answer
+
+
+def _marks(tables: Tables, columns: Columns, name: Int32, domain: Int32) -> dict[int, list[tuple[str | None, str]]]:
+    marks: dict[int, list[tuple[str | None, str]]] = {}
+    rows = np.flatnonzero((columns["eventType"] == MARK) & (name != NONE))
+    for row in rows.tolist():
+        text = tables.names[int(name[row])]
+        if not text.startswith("{"):
+            continue
+        where = tables.names[int(domain[row])] if domain[row] >= 0 else None
+        kept = marks.setdefault(int(columns["globalTid"][row]) & PID_MASK, [])
+        if len(kept) < MARKS_KEPT:
+            kept.append((where, text))
+    return marks
+
+
+def _capture_end(
+    tables: Tables, stop_ns: int | None, start: NDArray[np.int64], end: NDArray[np.int64]
+) -> tuple[int, int]:
+    """(the value that marks an open range, where such a range ends)."""
+    durations = [row[0] for row in tables.db.small("ANALYSIS_DETAILS", "duration") if isinstance(row[0], int)]
+    latest = int(max(start.max(initial=0), end.max(initial=0)))
+    return (durations[0] if durations else NULL), (stop_ns if stop_ns is not None else latest)
+
+
+def _is_nccl_call(tables: Tables, ranges: Columns) -> NDArray[np.bool_]:
+    """Ranges of NCCL's collective, send/recv and group calls; by name alone where the domain is not known."""
+    if len(ranges["name"]) == 0:
+        return np.empty(0, np.bool_)
+    distinct, inverse = distinct_values(ranges["name"].astype(np.int64) + 1)
+    named = np.array([i > 0 and nccl_call_op(tables.names[i - 1]) is not None for i in distinct.tolist()], np.bool_)
+    in_domain = ranges["domain"] == tables.names.add("NCCL")
+    result: NDArray[np.bool_] = named[inverse] & (in_domain | (ranges["domain"] == UNKNOWN_DOMAIN))
+    return result
+
+
+def _payloads(payload: pa.BinaryArray, keep: NDArray[np.intp]) -> dict[int, bytes]:
+    length = pc.binary_length(payload).to_numpy(zero_copy_only=False)
+    rows: list[int] = np.flatnonzero(length[keep] > 0).tolist()
+    return {row: payload[int(keep[row])].as_py() for row in rows}
+
+
+def process_ranges(nvtx: NvtxRows, rows: NDArray[np.intp]) -> Ranges:
+    """One process's ranges."""
+    columns = nvtx.columns
+    payload = (
+        {i: nvtx.payload[row] for i, row in enumerate(rows.tolist()) if row in nvtx.payload} if nvtx.payload else {}
+    )
+    return Ranges(
+        start=columns["start"][rows],
+        end=columns["end"][rows],
+        open=columns["open"][rows],
+        thread=columns["thread"][rows],
+        domain=columns["domain"][rows],
+        name=columns["name"][rows],
+        value=columns["value"][rows],
+        payload=payload,
+    )
+
+
+def nccl_range_around(calls: Calls, ranges: Ranges, is_nccl: NDArray[np.bool_], launched_by: Int32) -> Int32:
+    """Row of the innermost NCCL range around the call that launched each operation, on the same thread; or NONE."""
+    answer = np.full(len(launched_by), NONE, np.int32)
+    nccl = np.flatnonzero(is_nccl)
+    launched = np.flatnonzero(launched_by != NONE)
+    if len(nccl) == 0 or len(launched) == 0:
+        return answer
+    call = launched_by[launched]
+    for thread in np.unique(ranges.thread[nccl]).tolist():
+        own = nccl[ranges.thread[nccl] == thread]
+        here = calls.thread[call] == thread
+        found = innermost(ranges.start[own], ranges.end[own], calls.start[call[here]])
+        answer[launched[here]] = np.where(found >= 0, own[np.maximum(found, 0)], NONE)
+    return answer
+
+
+def process_syncs(columns: Columns, rows: NDArray[np.intp], calls: Calls, index: RowIndex) -> Syncs:
+    """One process's synchronisation records."""
+    rows = rows[np.argsort(columns["start"][rows], kind="stable")]
+    return Syncs(
+        start=columns["start"][rows],
+        end=columns["end"][rows],
+        type=np.clip(columns["syncType"][rows], 0, 127).astype(np.int8),
+        stream=columns["streamId"][rows],
+        call=launching_call(index, columns["correlationId"][rows], calls),
+    )

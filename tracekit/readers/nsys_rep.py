@@ -1,0 +1,96 @@
+"""`.nsys-rep` reports: exported to SQLite by the installed nsys, once, into the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from tracekit.errors import CaptureError
+
+INSTALL_HINT = (
+    "Install Nsight Systems here, or export where it is: nsys export --type sqlite --include-blobs=true REPORT.nsys-rep"
+)
+
+
+def export_to_sqlite(report: Path, *, show_progress: bool = False) -> Path:
+    """The SQLite export of a report, made by ``nsys export`` unless an earlier one is in the cache.
+
+    The cache is keyed by the report's path, size and time of change. With ``show_progress`` nsys's own progress is
+    left to appear on standard error. Raises `CaptureError` when nsys is missing, older than the report, or fails.
+    """
+    try:
+        facts = report.stat()
+        with report.open("rb"):
+            pass
+    except OSError as error:
+        raise CaptureError(f"{report}: {error.strerror}", hint="Check the path and its permissions.") from error
+    identity = f"{report.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}"
+    folder = Path(platformdirs.user_cache_dir("tracekit", appauthor=False)) / "exports"
+    target = folder / f"{report.stem[:80]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sqlite"
+    if target.exists():
+        return target
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise CaptureError(f"{report}: reading a .nsys-rep needs nsys, which is not on the PATH", hint=INSTALL_HINT)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
+    except OSError as error:
+        raise CaptureError(
+            f"{report}: cannot write the export to {folder}: {error.strerror}",
+            hint="Set XDG_CACHE_HOME to a folder with room.",
+        ) from error
+    try:
+        made = scratch / "export.sqlite"
+        _run(nsys, report, made, show_progress=show_progress)
+        made.replace(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _run(nsys: str, report: Path, target: Path, *, show_progress: bool) -> None:
+    blobs = ["--include-blobs=true"] if _knows_blobs(nsys) else []
+    # Absolute, so that a name that starts with a dash is a file to nsys, not an option.
+    command = [nsys, "export", "--type=sqlite", *blobs, f"--output={target}", str(report.absolute())]
+    # nsys draws its progress on standard output, which is ours to keep clean.
+    run = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=2 if show_progress else subprocess.PIPE,
+        stderr=subprocess.STDOUT if not show_progress else subprocess.PIPE,
+        check=False,
+    )
+    said = ((run.stdout or b"") + (run.stderr or b"")).decode("utf-8", "replace")
+    if "newer than your current version" in said or "newer version" in said:
+        raise CaptureError(
+            f"{report}: made by a newer Nsight Systems than the one installed here ({_version(nsys)})",
+            hint="Update Nsight Systems, or export the report with the version that made it.",
+        )
+    if run.returncode != 0 or not target.exists():
+        last = next(
+            (line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit status {run.returncode}"
+        )
+        raise CaptureError(
+            f"{report}: nsys export failed: {last[:300]}", hint="Check the report: nsys stats REPORT.nsys-rep"
+        )
+
+
+def _knows_blobs(nsys: str) -> bool:
+    return "include-blobs" in _output(nsys, "export", "--help")
+
+
+def _version(nsys: str) -> str:
+    found = re.search(r"\d+\.\d+[\w.\-]*", _output(nsys, "--version"))
+    return found.group() if found else "unknown version"
+
+
+def _output(*command: str) -> str:
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return (run.stdout + run.stderr).decode("utf-8", "replace")

@@ -1,0 +1,294 @@
+"""Reads nsys's SQLite export, any version: tables and columns are discovered, any may be missing, in any order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.errors import CaptureError
+from tracekit.readers.database import Column, Database, Progress, integers
+from tracekit.readers.nccl_payload import parse_comm_init
+from tracekit.readers.nsys_gpu import TABLES as GPU_TABLES
+from tracekit.readers.nsys_gpu import kinds, read_gpu
+from tracekit.readers.nsys_host import (
+    launching_call,
+    nccl_range_around,
+    process_calls,
+    process_ranges,
+    process_syncs,
+    read_calls,
+    read_nvtx,
+)
+from tracekit.readers.nsys_tables import PID_MASK, Columns, Tables, rows_by_value, sorted_rows, take
+from tracekit.readers.raw import Names, RankClaim, RawCapture, RawTrack
+from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
+
+OTHER_TABLES = (
+    "NVTX_EVENTS",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "ANALYSIS_DETAILS",
+    "StringIds",
+    "META_DATA_EXPORT",
+    "EXPORT_META_DATA",
+    "TARGET_INFO_SESSION_START_TIME",
+)
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Where launchers put the global rank: torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm."""
+REMEDIES = {
+    "nvtx": ("steps, phases and modules (no NVTX ranges)", "nsys profile -t cuda,nvtx, and annotate the training loop"),
+    "launch_rows": (
+        "which host code launched a kernel (no CUDA API rows)",
+        "nsys profile -t cuda,nvtx, all API calls kept",
+    ),
+    "nccl_payload": (
+        "message sizes and communicators (no NCCL payloads)",
+        "nsys 2024.6 or newer, and nsys export --type sqlite --include-blobs=true",
+    ),
+    "graph_nodes": ("what runs inside CUDA graphs (traced as a whole)", "nsys profile --cuda-graph-trace=node"),
+    "memory": ("GPU memory (no memory events)", "nsys profile --cuda-memory-usage=true"),
+}
+"""By what a capture may lack: what cannot be told without it, and how to capture it."""
+LARGEST_RANK = 1 << 24
+DIAGNOSTICS_KEPT = 20
+
+
+def read_nsys_sqlite(
+    database: Database,
+    names: Names,
+    *,
+    capture: int,
+    path: str,
+    file_format: str = "nsys-sqlite",
+    progressing: Callable[[str], Progress | None] = lambda _: None,
+) -> RawCapture:
+    """Read one capture. ``capture`` is its index in the job; ``names`` is added to.
+
+    Raises `CaptureError` when it is no nsys export, or its rows cannot be true (an operation that ends before it
+    starts).
+    """
+    if not any(table in database for table in (*GPU_TABLES.values(), *OTHER_TABLES)):
+        raise CaptureError(
+            f"{path}: an SQLite file, but not an nsys export (none of its tables is there)",
+            hint="Make one: nsys export --type sqlite --include-blobs=true REPORT.nsys-rep",
+        )
+    tables = Tables(database, names, path, progressing)
+    gpu = read_gpu(tables)
+    calls = read_calls(tables)
+    stop_ns = _stop(database)
+    nvtx = read_nvtx(tables, stop_ns)
+    syncs = database.read(
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        (*integers("start", "end", "globalPid", "correlationId", "streamId"), Column("syncType", ("syncType",), 0)),
+    )
+    lacks = _lacks(database, gpu, calls, nvtx.columns, has_payload=bool(nvtx.payload))
+
+    # Launchers and data workers are processes too, but say nothing: only those with GPU work or NVTX are kept.
+    range_pid = nvtx.columns["thread"] & PID_MASK
+    pids = np.union1d(gpu["globalPid"], range_pid)
+    of_gpu, of_range = rows_by_value(gpu["globalPid"], pids), rows_by_value(range_pid, pids)
+    of_call, of_sync = rows_by_value(calls["thread"] & PID_MASK, pids), rows_by_value(syncs["globalPid"], pids)
+    called_by = np.full(len(gpu["start"]), NONE, np.int32)
+    inside_nccl = np.full(len(gpu["start"]), NONE, np.int32)
+    process_names = dict(database.small("PROCESSES", "globalPid", "name"))
+    processes: list[Process] = []
+    claims: list[tuple[RankClaim, ...]] = []
+    for i, global_pid in enumerate(pids.tolist()):
+        own_calls, index = process_calls(take(calls, of_call[i]))
+        ranges = process_ranges(nvtx, of_range[i])
+        called_by[of_gpu[i]] = launching_call(index, gpu["correlationId"][of_gpu[i]], own_calls)
+        inside_nccl[of_gpu[i]] = nccl_range_around(
+            own_calls, ranges, nvtx.columns["nccl"][of_range[i]], called_by[of_gpu[i]]
+        )
+        marks = tuple(nvtx.marks.get(global_pid, ()))
+        claims.append(_claims(marks, ranges, names))
+        processes.append(
+            Process(
+                capture=capture,
+                pid=(global_pid >> 24) & 0xFFFFFF,
+                name=process_names.get(global_pid),
+                calls=own_calls,
+                ranges=ranges,
+                marks=marks,
+                syncs=process_syncs(syncs, of_sync[i], own_calls, index),
+                claimed_rank=next((claim.rank for claim in claims[i] if claim.device is None), None),
+            )
+        )
+    del calls, nvtx
+    gpu |= {"kind": kinds(tables, gpu, inside_nccl), "call": called_by, "nccl": inside_nccl}
+    tracks, auxiliary = _tracks(database, gpu, of_gpu, processes)
+    return RawCapture(
+        info=CaptureInfo(
+            path=path,
+            format=file_format,
+            **_versions(database),
+            host=_host(database),
+            start_epoch_ns=_epoch_of_zero(database),
+            stop_ns=stop_ns,
+            lacks=lacks,
+            diagnostics=_diagnostics(database),
+            notes=tuple(tables.notes),
+            auxiliary=auxiliary,
+        ),
+        processes=tuple(processes),
+        tracks=tracks,
+        claims=dict(enumerate(claims)),
+        communicators={i: tuple(found) for i, p in enumerate(processes) if (found := _communicators(p.ranges, names))},
+        environment_rank=_environment_rank(database),
+    )
+
+
+def _tracks(
+    database: Database, gpu: Columns, of_gpu: Sequence[NDArray[np.intp]], processes: Sequence[Process]
+) -> tuple[tuple[RawTrack, ...], tuple[tuple[int, int], ...]]:
+    """(pairs of process and device that are ranks, pairs that only copy)."""
+    tracks, auxiliary = [], []
+    gpu_names = _GpuNames(database)
+    for i, rows in enumerate(of_gpu):
+        devices = np.unique(gpu["deviceId"][rows])
+        for device, picked in zip(devices.tolist(), rows_by_value(gpu["deviceId"][rows], devices), strict=True):
+            own = rows[picked]
+            pid = processes[i].pid
+            if not np.any(gpu["kind"][own] != Kind.COPY):
+                auxiliary.append((pid, device))
+                continue
+            order = sorted_rows(gpu["start"][own], gpu["end"][own])
+            own = own if order is None else own[order]
+            ops = Ops(
+                start=gpu["start"][own],
+                end=gpu["end"][own],
+                stream=gpu["streamId"][own],
+                kind=gpu["kind"][own],
+                source=gpu["source"][own],
+                name=gpu["name"][own],
+                call=gpu["call"][own],
+                nccl=gpu["nccl"][own],
+                bytes=gpu["bytes"][own],
+                pageable=gpu["pageable"][own],
+            )
+            tracks.append(RawTrack(process=i, pid=pid, device=device, device_name=gpu_names.name(pid, device), ops=ops))
+    return tuple(tracks), tuple(auxiliary)
+
+
+class _GpuNames:
+    """Names of GPUs by process and CUDA ordinal, as far as the capture tells."""
+
+    def __init__(self, database: Database) -> None:
+        rows = database.small("TARGET_INFO_GPU", "id", "cuDevice", "name")
+        # The table can list adapters that no kernel runs on.
+        gpus = [row for row in rows if row[2] and not any(other in row[2] for other in ("Intel", "Microsoft"))]
+        self._by_id = {row[0]: row[2] for row in gpus}
+        self._by_ordinal = {row[1]: row[2] for row in gpus if row[1] is not None}
+        self._physical = {
+            (pid, ordinal): gpu
+            for gpu, ordinal, pid in database.small("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
+        }
+        self._only = next(iter(names)) if len(names := set(self._by_id.values())) == 1 else None
+
+    def name(self, pid: int, device: int) -> str | None:
+        """Name of the GPU that the process calls ``device``; None where it cannot be told."""
+        if (pid, device) in self._physical:
+            return self._by_id.get(self._physical[pid, device])
+        return self._only or self._by_ordinal.get(device) or self._by_id.get(device)
+
+
+def _claims(marks: Sequence[tuple[str | None, str]], ranges: Ranges, names: Names) -> tuple[RankClaim, ...]:
+    claims = []
+    for domain, text in marks:
+        rank = _rank_in_mark(text) if domain in ("tracekit", None) else None
+        if rank is not None:
+            claims.append(RankClaim(rank=rank, source="trainer_mark"))
+            break
+    largest: dict[int, tuple[int, int]] = {}
+    for _, ranks, rank, device in _communicators(ranges, names):
+        largest[device] = max(largest.get(device, (0, 0)), (ranks, rank))
+    world = max((ranks for ranks, _ in largest.values()), default=0)
+    claims += [
+        RankClaim(rank=rank, source="nccl_comm_init", device=device if len(largest) > 1 else None)
+        for device, (ranks, rank) in largest.items()
+        if ranks == world > 1
+    ]
+    return tuple(claims)
+
+
+def _rank_in_mark(text: str) -> int | None:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    rank = fields.get("rank") if isinstance(fields, dict) and "world_size" in fields else None
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < LARGEST_RANK else None
+
+
+def _communicators(ranges: Ranges, names: Names) -> list[tuple[int, int, int, int]]:
+    found = []
+    for row, blob in ranges.payload.items():
+        if names[int(ranges.name[row])].startswith("ncclCommInit") and (init := parse_comm_init(blob)):
+            found.append((init.communicator, init.ranks, init.rank, init.device))
+    return found
+
+
+def _environment_rank(database: Database) -> int | None:
+    """The global rank in the environment of the profiled command, or of the profiler."""
+    variables: dict[str, str] = {}
+    for name, value in database.small("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        if name == "DeviceEnvironment" and isinstance(value, str):
+            variables |= dict(pair.split("=", 1) for pair in value.split(";") if "=" in pair)
+    for name, value in database.small("META_DATA_CAPTURE", "name", "value"):
+        if isinstance(name, str) and name.endswith("ENVIRONMENT_VARIABLE") and isinstance(value, str) and "=" in value:
+            key, _, text = value.partition("=")
+            variables[key] = text.strip('"')
+    for variable in RANK_VARIABLES:
+        text = variables.get(variable, "")
+        if text.isascii() and text.isdigit() and int(text) < LARGEST_RANK:
+            return int(text)
+    return None
+
+
+def _lacks(database: Database, gpu: Columns, calls: Columns, ranges: Columns, *, has_payload: bool) -> tuple[str, ...]:
+    missing = {
+        "nvtx": len(ranges["start"]) == 0,
+        "launch_rows": len(calls["start"]) == 0,
+        "nccl_payload": not has_payload,
+        "graph_nodes": bool(np.any(gpu["source"] == Source.GRAPH)),
+        "memory": database.rows_at_most("CUDA_GPU_MEMORY_USAGE_EVENTS") == 0,
+    }
+    return tuple(key for key, lacking in missing.items() if lacking)
+
+
+def _versions(database: Database) -> dict[str, str | None]:
+    facts = dict(database.small("EXPORT_META_DATA", "name", "value")) | dict(
+        database.small("META_DATA_EXPORT", "name", "value")
+    )
+    return {
+        "nsys_version": facts.get("EXPORT_PRODUCT_VERSION"),
+        "schema_version": facts.get("EXPORT_SCHEMA_VERSION"),
+    }
+
+
+def _host(database: Database) -> str | None:
+    facts = dict(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value"))
+    return facts.get("Hostname") or None
+
+
+def _stop(database: Database) -> int | None:
+    return _first_int(database.small("ANALYSIS_DETAILS", "stopTime"))
+
+
+def _epoch_of_zero(database: Database) -> int | None:
+    """Wall-clock time of the capture's time zero; nsys writes that of its start."""
+    epoch = _first_int(database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
+    start = _first_int(database.small("ANALYSIS_DETAILS", "startTime"))
+    return epoch - (start or 0) if epoch is not None else None
+
+
+def _first_int(rows: Sequence[tuple[object, ...]]) -> int | None:
+    return next((row[0] for row in rows if isinstance(row[0], int)), None)
+
+
+def _diagnostics(database: Database) -> tuple[str, ...]:
+    """The profiler's warnings and errors, errors first, each once."""
+    rows = [row for row in database.small("DIAGNOSTIC_EVENT", "severity", "text") if row[0] in (2, 3) and row[1]]
+    return tuple(dict.fromkeys(text for _, text in sorted(rows, key=lambda row: -row[0])))[:DIAGNOSTICS_KEPT]

@@ -1,0 +1,87 @@
+"""Rows for the lists and tables below the summary, shared by the terminal and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekit.report.words import Scale, clean, duration, ratio, share
+from tracekit.results import Analysis, Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One communicator and op, with figures as they are shown."""
+
+    op: str
+    communicator: str | None
+    ranks: int
+    count: int
+    bytes: int | None
+    exposed_ns: float
+    """Mean over the ranks of the analysis, whole capture."""
+    exposed: str
+    comm: str
+    scale: Scale
+    overlap_ratio: float | None
+    busbw: str | None
+    """GB/s without the unit; None where bytes or transfer time are not known."""
+
+
+def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
+    """Return the collectives as rows, most exposed time first, times as the mean over ranks in one unit."""
+    ranks = max(1, len(analysis.ranks))
+    scale = Scale.of(max((c.comm_ns / ranks for c in analysis.collectives), default=0))
+    return [
+        CollectiveRow(
+            op=clean(c.op, 40).replace("_", "-"),
+            communicator=clean(c.communicator, 40) if c.communicator else None,
+            ranks=len(c.ranks),
+            count=c.count,
+            bytes=c.bytes,
+            exposed_ns=c.exposed_ns / ranks,
+            exposed=scale.format(c.exposed_ns / ranks),
+            comm=scale.format(c.comm_ns / ranks),
+            scale=scale,
+            overlap_ratio=c.overlap_ratio,
+            busbw=None
+            if c.busbw_gbps is None
+            else f"{c.busbw_gbps:.1f}"
+            if c.busbw_gbps < 10
+            else f"{c.busbw_gbps:.0f}",
+        )
+        for c in sorted(analysis.collectives, key=lambda c: -c.exposed_ns)
+    ]
+
+
+def evidence_text(evidence: Evidence) -> tuple[str, str, str | None]:
+    """Return metric, value and threshold of a piece of evidence in words."""
+    unit = evidence.unit
+    if evidence.threshold is None:
+        threshold = None
+    else:
+        threshold = share(evidence.threshold, 1) if unit.startswith("of ") else _value(evidence.threshold, unit)
+    return clean(evidence.metric).replace("_", " "), _value(evidence.value, unit), threshold
+
+
+def _value(value: float | int | str | None, unit: str) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, str):
+        return f"{clean(value)} {clean(unit, 20)}".rstrip()
+    if unit == "ns":
+        return duration(value)
+    if unit == "ratio":
+        return ratio(value)
+    if unit.startswith("of "):
+        return f"{share(value, 1)} {clean(unit, 40)}"
+    number = str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{number} {clean(unit, 20)}".rstrip()
+
+
+def unknowns(analysis: Analysis) -> list[tuple[str, str | None]]:
+    """Return what could not be told, each with what would tell it: remedies first, then skipped rules."""
+    lines: list[tuple[str, str | None]] = [(clean(what), clean(how)) for what, how in analysis.remedies]
+    for skipped in analysis.skipped_rules:
+        how = f"capture with {clean(skipped.capture_with)}" if skipped.capture_with else None
+        lines.append((f"{clean(skipped.rule, 12)} skipped, {clean(skipped.reason)}", how))
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,140 @@
+"""The page: one file that opens from disk with no network, under a content security policy that allows only itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tracekit._version import __version__
+from tracekit.report import details, picture, words
+from tracekit.report.accounts import account_tables
+from tracekit.report.causes import FAMILIES
+from tracekit.report.figures import collectives_figure, steps_figure
+from tracekit.report.files import write_whole
+from tracekit.report.palette import STATIC, stylesheet
+from tracekit.report.payload import columns, header, pack
+from tracekit.report.scene import MAX_EVENTS, Scene, make_scene
+from tracekit.report.sheet import Sheet
+from tracekit.report.summary import Summary, summarise
+from tracekit.report.views import bar_views, finding_views, key_figures
+from tracekit.results import Analysis
+from tracekit.timeline import Timeline
+
+SCRIPTS = ("unpack.js", "paint.js", "timeline.js", "input.js", "panel.js", "charts.js", "page.js")
+"""Parts of the page's script, in the order in which they are joined."""
+CARDS = 3
+
+
+def write_html(analysis: Analysis, timeline: Timeline, path: Path, *, max_events: int = MAX_EVENTS) -> int:
+    """Write the report to ``path`` and return its size in bytes; operations beyond ``max_events`` become occupancy.
+
+    Raises:
+        TracekitError: the file cannot be written; nothing is left half written.
+    """
+    return write_whole(path, render_html(analysis, timeline, max_events=max_events).encode("utf-8"))
+
+
+def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX_EVENTS) -> str:
+    """Return the report as one HTML document."""
+    summary = summarise(analysis)
+    scene = make_scene(analysis, timeline, summary, max_events)
+    rows = details.collective_rows(analysis)
+    figures = {"steps": steps_figure(analysis, summary.scale), "collectives": collectives_figure(rows)}
+    plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8") if any(figures.values()) else None
+    environment = _environment()
+    sheet = Sheet()
+    body = environment.get_template("body.html.j2").render(
+        analysis=analysis,
+        summary=summary,
+        scene=scene,
+        version=__version__,
+        families=[family for family in FAMILIES if family.key in summary.families],
+        figures_shown=key_figures(analysis, summary),
+        bars=bar_views(summary, sheet),
+        findings=finding_views(analysis, summary, sheet),
+        cards=CARDS,
+        charts=figures,
+        picture=picture.picture(scene) if scene else (),
+        area=picture,
+        streams=picture.stream_rows(scene) if scene else (),
+        bubbles=picture.bubble_rows(scene) if scene else (),
+        collectives=rows,
+        unknowns=details.unknowns(analysis),
+        accounts=account_tables(analysis),
+    )
+    style = Markup(stylesheet() + _squeezed("style.css") + sheet.css())
+    script = Markup("\n".join(["(() => {", "'use strict';", *map(_squeezed, SCRIPTS), "})();"]))
+    return environment.get_template("page.html.j2").render(
+        policy=_policy(style, script, plotly),
+        title=_title(summary),
+        style=style,
+        script=script,
+        body=Markup(body),
+        data=_data_blocks(scene, figures, plotly),
+    )
+
+
+def _title(summary: Summary) -> str:
+    return f"{summary.headline.rstrip('.')} · {summary.job.split(' · ')[0]} · tracekit"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "clean": words.clean,
+        "duration": words.duration,
+        "size": words.size,
+        "ratio": words.ratio,
+        "runs": words.runs,
+        "plural": words.plural,
+    }
+    return environment
+
+
+def _squeezed(name: str) -> str:
+    """Return a static file without indentation and without lines that are only a comment."""
+    lines = (line.strip() for line in (STATIC / name).read_text("utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+def _policy(style: str, script: str, plotly: str | None) -> str:
+    """Return the content security policy: nothing but the page's own style and scripts, each by its hash.
+
+    The chart library adds an empty style element and fills it through the object model, hence the hash of nothing.
+    """
+    scripts = " ".join(_hash(text) for text in (script, plotly) if text is not None)
+    styles = " ".join(_hash(text) for text in (style, "") if text or plotly)
+    return f"default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+def _data_blocks(scene: Scene | None, figures: dict[str, Any], plotly: str | None) -> list[tuple[str, str, Markup]]:
+    """Return the page's data as (id, type, content): scripts that browsers do not run."""
+    blocks = [("figures-data", "application/json", _json(figures))]
+    if scene:
+        blocks.append(("scene-data", "application/json", _json(header(scene))))
+        blocks.append(("scene-columns", "text/plain", Markup(columns(scene))))
+    if plotly:
+        blocks.append(("plotly-code", "text/plain", Markup(pack(plotly.encode("utf-8")))))
+    return blocks
+
+
+def _json(value: Any) -> Markup:
+    """Return JSON that cannot end its script element, whatever names it holds."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))

@@ -1,0 +1,178 @@
+"""The JSON that machines read; its keys are documented in docs/reference/json.md and only ever added to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tracekit._version import __version__
+from tracekit.results import Account, Analysis, Collective, Finding, HostRank, Rank, Step
+
+SCHEMA_VERSION = 1
+NOT_EXAMINED = ("stragglers", "hang", "sharding")
+"""Sections of the contract that this version does not fill: their null or [] is no statement about the job."""
+
+
+def render_json(analysis: Analysis, *, indent: int | None = None) -> str:
+    """The whole analysis as one JSON document, without a final newline."""
+    return json.dumps(to_dict(analysis), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def to_dict(analysis: Analysis) -> dict[str, Any]:
+    """The document as plain values."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tracekit_version": __version__,
+        "captures": [
+            {
+                "path": capture.path,
+                "format": capture.format,
+                "nsys_version": capture.nsys_version,
+                "schema_version": capture.schema_version,
+                "ranks": list(capture.ranks),
+                "auxiliary": [{"pid": pid, "device": device} for pid, device in capture.auxiliary],
+                "diagnostics": list(capture.diagnostics),
+                "notes": list(capture.notes),
+            }
+            for capture in analysis.captures
+        ],
+        "ranks": [_rank(rank) for rank in analysis.ranks],
+        "steady": _steady(analysis),
+        "collectives": [_collective(row) for row in analysis.collectives],
+        "sharding": None,
+        "stragglers": [],
+        "hang": None,
+        "not_examined": list(NOT_EXAMINED),
+        "findings": [_finding(finding) for finding in analysis.findings],
+        "skipped_rules": [
+            {"rule": skipped.rule, "reason": skipped.reason, "capture_with": skipped.capture_with}
+            for skipped in analysis.skipped_rules
+        ],
+        "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
+        "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
+    }
+
+
+def _account(account: Account) -> dict[str, Any]:
+    return {
+        "wall_ns": account.wall_ns,
+        "compute_ns": account.compute_ns,
+        "exposed_comm_ns": account.exposed_comm_ns,
+        "exposed_copy_ns": account.exposed_copy_ns,
+        "idle_ns": account.idle_ns,
+        "comm_ns": account.comm_ns,
+        "overlapped_comm_ns": account.overlapped_comm_ns,
+        "overlap_ratio": account.overlap_ratio,
+    }
+
+
+def _rank(rank: Rank) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "pid": rank.pid,
+        "device": rank.device,
+        "device_name": rank.device_name,
+        "rank_source": rank.rank_source,
+        "clock": {
+            "offset_ns": rank.clock.offset_ns,
+            "drift_ppm": rank.clock.drift_ppm,
+            "uncertainty_ns": rank.clock.uncertainty_ns,
+            "method": rank.clock.method,
+        },
+        "totals": _account(rank.totals),
+        "start_ns": rank.start_ns,
+        "end_ns": rank.end_ns,
+        "main_stream": rank.main_stream,
+        "kernels": rank.kernels,
+        "kernels_launched": rank.kernels_launched,
+        "opaque_ns": rank.opaque_ns,
+        "step_source": rank.step_source,
+        "steps": [_step(step) for step in rank.steps],
+        "modules": [{"module": row.module, **_account(row.account)} for row in rank.modules],
+    }
+
+
+def _host_rank(rank: HostRank) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "rank_source": rank.rank_source,
+        "pid": rank.pid,
+        "step_source": rank.step_source,
+        "steps": [
+            {
+                "step": step.step,
+                "start_ns": step.start_ns,
+                "end_ns": step.end_ns,
+                "open": step.open,
+                "by_phase_ns": step.by_phase_ns,
+            }
+            for step in rank.steps
+        ],
+        "collectives": [
+            {"op": row.op, "count": row.count, "bytes": row.bytes, "issue_ns": row.issue_ns, "open": row.open}
+            for row in rank.collectives
+        ],
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        **_account(step.account),
+        "exposed_comm_by_cause": step.exposed_comm_by_cause,
+        "exposed_copy_by_cause": step.exposed_copy_by_cause,
+        "idle_by_cause": step.idle_by_cause,
+        "by_phase": {phase: _account(account) for phase, account in step.by_phase.items()},
+    }
+
+
+def _steady(analysis: Analysis) -> dict[str, Any] | None:
+    steady = analysis.steady
+    if steady is None:
+        return None
+    return {
+        "steps": list(steady.steps),
+        "left_out": list(steady.left_out),
+        "step_time_ns": steady.step_time_ns,
+        "step_time_p95_ns": steady.step_time_p95_ns,
+        **_account(steady.account),
+        "mfu": None,
+        "tokens_per_s": None,
+    }
+
+
+def _collective(row: Collective) -> dict[str, Any]:
+    return {
+        "communicator": row.communicator,
+        "op": row.op,
+        "ranks": list(row.ranks),
+        "count": row.count,
+        "bytes": row.bytes,
+        "bytes_source": row.bytes_source,
+        "comm_ns": row.comm_ns,
+        "exposed_ns": row.exposed_ns,
+        "overlap_ratio": row.overlap_ratio,
+        "transfer_ns": row.transfer_ns,
+        "peer_wait_ns": row.peer_wait_ns,
+        "algbw_gbps": row.algbw_gbps,
+        "busbw_gbps": row.busbw_gbps,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "severity": str(finding.severity),
+        "title": finding.title,
+        "ranks": list(finding.ranks),
+        "steps": list(finding.steps),
+        "cost_ns": finding.cost_ns,
+        "gain_ns": finding.gain_ns,
+        "evidence": [
+            {"metric": e.metric, "value": e.value, "unit": e.unit, "threshold": e.threshold} for e in finding.evidence
+        ],
+        "fix": finding.fix,
+    }

@@ -1,0 +1,230 @@
+"""What the terminal and the page both say: bars by rank, the verdict, and the notes, as plain values.
+
+Nothing is measured here: figures are means and shares of what the analysis holds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from tracekit.config import DEFAULT, Thresholds
+from tracekit.report.causes import FAMILIES, family_of_exposed, family_of_idle
+from tracekit.report.verdict import claim, cost, headline_finding, notes, title
+from tracekit.report.words import Scale, clean, plural, runs
+from tracekit.results import Account, Analysis, Finding, Rank, Step
+
+BARS_SHOWN = 16
+"""With more ranks than this, only the oddest and the median get a bar."""
+ODDEST_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Where a mean step (without steps: the whole capture) goes, on one rank or over all. Times in ns."""
+
+    rank: int | None
+    """None for the mean over ranks."""
+    wall_ns: float
+    compute_ns: float
+    exposed_comm_ns: float
+    exposed_copy_ns: float
+    idle_ns: float
+    families: dict[str, float]
+    """The same time by family of cause, in the order of `FAMILIES`; families without time are left out."""
+    overlap_ratio: float | None
+    accused: bool = False
+    """The costliest finding names this rank and not all of them."""
+
+    @property
+    def parts_ns(self) -> tuple[float, float, float, float]:
+        """Compute, exposed communication, exposed copy and idle: the identity's right side."""
+        return (self.compute_ns, self.exposed_comm_ns, self.exposed_copy_ns, self.idle_ns)
+
+    @property
+    def wait_ns(self) -> float:
+        """Time spent waiting for peers, as far as causes are known."""
+        return self.families.get("wait", 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Everything that is said before details."""
+
+    job: str
+    steps: str | None
+    """Which steps the figures are for; None without steps."""
+    whole: str
+    """What the shares are shares of: ``step`` or ``capture``."""
+    scale: Scale
+    mean: Bar
+    bars: tuple[Bar, ...]
+    """The ranks to show, in order of rank."""
+    rest: str | None
+    """One line for the ranks without a bar."""
+    headline: str
+    lead: str
+    accuser: str | None
+    """Code of the rule whose finding leads."""
+    notes: tuple[str, ...]
+    """What limits these figures, most limiting first."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families that any bar shows, in order."""
+        seen = {key for bar in (self.mean, *self.bars) for key in bar.families}
+        return tuple(family.key for family in FAMILIES if family.key in seen)
+
+
+def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
+    """Condense an analysis into what the first screen says."""
+    plain = [bar for rank in analysis.ranks if (bar := _rank_bar(analysis, rank))]
+    mean = _mean_bar(analysis, plain)
+    leading = headline_finding(analysis, max(mean.parts_ns[1:]))
+    accused = _accused(analysis, leading)
+    bars = [replace(bar, accused=bar.rank in accused) for bar in plain]
+    shown, rest = _choose(bars)
+    scale = Scale.of(mean.wall_ns)
+    whole = "step" if analysis.steady else "capture"
+    if leading:
+        headline, lead = title(leading), cost(leading, mean.wall_ns, scale, whole)
+    else:
+        headline, lead = claim(mean.parts_ns, mean.overlap_ratio, scale, whole, thresholds)
+    return Summary(
+        job=_job(analysis),
+        steps=_steps(analysis),
+        whole=whole,
+        scale=scale,
+        mean=mean,
+        bars=tuple(shown),
+        rest=_rest(rest),
+        headline=headline,
+        lead=lead,
+        accuser=clean(leading.rule, 12) if leading else None,
+        notes=tuple(notes(analysis, len(bars))),
+    )
+
+
+def steady_steps(analysis: Analysis, rank: Rank) -> list[Step]:
+    """Return the steps of a rank that figures are quoted for."""
+    wanted = set(analysis.steady.steps) if analysis.steady else set()
+    return [step for step in rank.steps if step.step in wanted]
+
+
+def families_of(steps: Sequence[Step], account: Account) -> dict[str, float]:
+    """Split an account by family of cause, with the causes' shares as they are in ``steps``.
+
+    Time whose cause no step tells counts as plain exposed communication, copy or idle.
+    """
+    totals = dict.fromkeys((family.key for family in FAMILIES), 0.0)
+    totals["compute"] = float(account.compute_ns)
+    totals["copy"] = float(account.exposed_copy_ns)
+    for part_ns, default, causes in (
+        (account.exposed_comm_ns, "comm", _by_family((s.exposed_comm_by_cause for s in steps), family_of_exposed)),
+        (account.idle_ns, "idle", _by_family((s.idle_by_cause for s in steps), family_of_idle)),
+    ):
+        known = sum(causes.values())
+        if not known:
+            totals[default] += part_ns
+        for family, ns in causes.items():
+            totals[family] += part_ns * ns / known if known else 0.0
+    return {key: ns for key, ns in totals.items() if ns > 0}
+
+
+def _by_family(maps: Iterable[dict[str, int]], family_of: Callable[[str], str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for causes in maps:
+        for cause, ns in causes.items():
+            family = family_of(cause)
+            found[family] = found.get(family, 0) + ns
+    return found
+
+
+def add_accounts(accounts: Sequence[Account]) -> Account:
+    """Return the sum of accounts, field by field."""
+    return Account(
+        wall_ns=sum(a.wall_ns for a in accounts),
+        compute_ns=sum(a.compute_ns for a in accounts),
+        exposed_comm_ns=sum(a.exposed_comm_ns for a in accounts),
+        exposed_copy_ns=sum(a.exposed_copy_ns for a in accounts),
+        idle_ns=sum(a.idle_ns for a in accounts),
+        comm_ns=sum(a.comm_ns for a in accounts),
+        overlapped_comm_ns=sum(a.overlapped_comm_ns for a in accounts),
+    )
+
+
+def _bar(rank: int | None, account: Account, steps: Sequence[Step], over: int) -> Bar:
+    """Make a bar of a summed account: the mean over ``over`` steps or ranks."""
+    return Bar(
+        rank=rank,
+        wall_ns=account.wall_ns / over,
+        compute_ns=account.compute_ns / over,
+        exposed_comm_ns=account.exposed_comm_ns / over,
+        exposed_copy_ns=account.exposed_copy_ns / over,
+        idle_ns=account.idle_ns / over,
+        families={key: ns / over for key, ns in families_of(steps, account).items()},
+        overlap_ratio=account.overlap_ratio,
+    )
+
+
+def _rank_bar(analysis: Analysis, rank: Rank) -> Bar | None:
+    if not analysis.steady:
+        return _bar(rank.rank, rank.totals, (), 1)
+    steps = steady_steps(analysis, rank)
+    if not steps:
+        return None
+    return _bar(rank.rank, add_accounts([step.account for step in steps]), steps, len(steps))
+
+
+def _mean_bar(analysis: Analysis, bars: Sequence[Bar]) -> Bar:
+    if analysis.steady:
+        steps = [step for rank in analysis.ranks for step in steady_steps(analysis, rank)]
+        return _bar(None, analysis.steady.account, steps, 1)
+    return _bar(None, add_accounts([rank.totals for rank in analysis.ranks]), (), max(1, len(bars)))
+
+
+def _choose(bars: Sequence[Bar]) -> tuple[list[Bar], list[Bar]]:
+    """Return the bars to show and the rest: with many ranks the oddest and the median one, accused ranks first."""
+    if len(bars) <= BARS_SHOWN:
+        return list(bars), []
+    medians = [statistics.median(bar.parts_ns[i] for bar in bars) for i in range(4)]
+    distance = {id(bar): sum(abs(part - m) for part, m in zip(bar.parts_ns, medians, strict=True)) for bar in bars}
+    by_oddness = sorted(bars, key=lambda bar: (not bar.accused, -distance[id(bar)]))
+    median = min(by_oddness[ODDEST_SHOWN:], key=lambda bar: distance[id(bar)])
+    shown = {id(bar) for bar in by_oddness[:ODDEST_SHOWN]} | {id(median)}
+    return [bar for bar in bars if id(bar) in shown], [bar for bar in bars if id(bar) not in shown]
+
+
+def _rest(bars: Sequence[Bar]) -> str | None:
+    if not bars:
+        return None
+    low, high = min(bar.wall_ns for bar in bars), max(bar.wall_ns for bar in bars)
+    scale = Scale.of(high)
+    overlaps = [bar.overlap_ratio for bar in bars if bar.overlap_ratio is not None]
+    overlap = f", overlap {min(overlaps):.2f} to {max(overlaps):.2f}" if overlaps else ""
+    return f"{plural(len(bars), 'more rank')}: {scale.format(low)} to {scale.with_unit(high)}{overlap}"
+
+
+def _accused(analysis: Analysis, finding: Finding | None) -> set[int]:
+    if finding is None or len(finding.ranks) >= len(analysis.ranks):
+        return set()
+    return set(finding.ranks)
+
+
+def _job(analysis: Analysis) -> str:
+    names = [clean(PurePath(capture.path).name, 60) for capture in analysis.captures]
+    captures = names[0] if len(names) == 1 else plural(len(names), "capture")
+    known = {clean(rank.device_name or "unknown", 60).removeprefix("NVIDIA ") for rank in analysis.ranks}
+    devices = sorted(known - {"unknown"})
+    gpus = f", {' and '.join(devices[:2])}" if devices else ""
+    return f"{captures} · {plural(len(analysis.ranks), 'rank')}{gpus}"
+
+
+def _steps(analysis: Analysis) -> str | None:
+    if not analysis.steady:
+        return None
+    every = {step.step for rank in analysis.ranks for step in rank.steps}
+    noun = "step" if len(analysis.steady.steps) == 1 else "steps"
+    return f"{noun} {runs(analysis.steady.steps)} ({len(analysis.steady.steps)} of {len(every)})"

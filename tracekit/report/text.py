@@ -1,0 +1,251 @@
+"""The terminal summary: what an engineer needs to know, in the order in which it is asked for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from tracekit._version import __version__
+from tracekit.report.causes import FAMILIES, Family
+from tracekit.report.details import collective_rows, evidence_text, unknowns
+from tracekit.report.summary import Bar, Summary, summarise
+from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
+from tracekit.results import Analysis, Finding, Severity
+
+_NARROWEST = 40
+_SHORT_LIST = 3
+"""How many findings, collectives and the like are listed without ``verbose``."""
+_SEVERITY_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "blue"}
+
+
+def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, verbose: bool = False) -> str:
+    """Return the summary, no line wider than ``width`` cells (at least 40), ending with a line end.
+
+    ``color`` allows ANSI colours; without ``unicode`` the output is ASCII. Names from captures are shown as they are
+    except that control characters are replaced: they cannot style or steer the terminal.
+    """
+    width = max(width, _NARROWEST)
+    summary = summarise(analysis)
+    blocks: list[Iterable[Text]] = [
+        _job(summary, width),
+        _verdict(summary, width),
+        _identity(analysis, summary, width),
+        _bars(summary, width, unicode),
+        _collectives(analysis, width, verbose),
+        _findings(analysis, summary, width, verbose),
+        _unknown(analysis, width, verbose),
+        _warnings(analysis, width, verbose),
+    ]
+    output = io.StringIO()
+    console = Console(
+        file=output,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    written = False
+    for block in blocks:
+        lines = list(block)
+        if not lines:
+            continue
+        if written:
+            console.print()
+        for line in lines:
+            line.rstrip()
+            console.print(line, no_wrap=True, overflow="crop", crop=True)
+        written = True
+    return output.getvalue() if unicode else to_ascii(output.getvalue())
+
+
+def _wrapped(text: Text, width: int, indent: int = 0, first: Text | None = None) -> Iterator[Text]:
+    """Yield the text wrapped at words, lines after the first indented; ``first`` stands before the first line."""
+    console = Console(file=io.StringIO(), width=width)
+    lead = first or Text()
+    for i, line in enumerate(text.wrap(console, width - indent, overflow="fold")):
+        line.rstrip()
+        if i == 0 and first is not None:
+            lead.pad_right(max(0, indent - lead.cell_len))
+            yield Text.assemble(lead, line)
+        else:
+            yield Text.assemble(" " * indent if i or first is not None else "", line)
+
+
+def _job(summary: Summary, width: int) -> Iterator[Text]:
+    text = Text.assemble(("tracekit", "bold"), f" {__version__} · {summary.job}")
+    if summary.steps:
+        text.append(f" · {summary.steps}")
+    yield from _wrapped(text, width)
+
+
+def _verdict(summary: Summary, width: int) -> Iterator[Text]:
+    yield from _wrapped(Text(summary.headline, style="bold"), width)
+    if summary.lead:
+        yield from _wrapped(Text(summary.lead), width)
+    for note in summary.notes:
+        yield from _wrapped(Text(note, style="dim"), width)
+
+
+def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:
+    scale, mean = summary.scale, summary.mean
+    shown = add_up(mean.parts_ns, scale)
+    label = f"{summary.whole.capitalize()}  "
+    indent = len(label)
+    whole = scale.with_unit(sum(mean.parts_ns))
+    text = Text.assemble((whole, "bold"), " = ")
+    for i, (value, name) in enumerate(zip(shown, ("compute", "exposed comm", "copy", "idle"), strict=True)):
+        text.append(" + " if i else "").append(value, style="bold").append(f" {name}")
+    yield from _wrapped(text, width, indent, Text(label))
+    facts = [f"overlap {ratio(mean.overlap_ratio)}" if mean.overlap_ratio is not None else "no communication"]
+    if analysis.steady:
+        facts.append(f"median {duration(analysis.steady.step_time_ns)}")
+        facts.append(f"p95 {duration(analysis.steady.step_time_p95_ns)}")
+    yield from _wrapped(Text(" · ".join(facts)), width, indent, Text(" " * indent))
+
+
+def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
+    families = [family for family in FAMILIES if family.key in summary.families]
+    waits = any(bar.wait_ns for bar in summary.bars)
+    heads = (f"{'wait' if waits else 'exposed'} {summary.scale.unit}", "overlap")
+    label_width = max([4, *(len(str(bar.rank)) for bar in summary.bars)]) + 2
+    tail_width = sum(max(8, len(head)) + 1 for head in heads) + 2
+    bar_width = width - label_width - tail_width
+    tail = "".join(f" {head:>8}" for head in heads)
+    legend = Text("  ").join(
+        Text.assemble((_glyph(family, unicode), family.ansi), f" {family.label}") for family in families
+    )
+    title = Text("rank".ljust(label_width))
+    if legend.cell_len <= bar_width:
+        legend.pad_right(bar_width - legend.cell_len)
+        yield Text.assemble(title, legend, tail)
+    else:
+        yield from _wrapped(legend, width)
+        yield Text.assemble(title, " " * bar_width, tail)
+    longest = max(bar.wall_ns for bar in summary.bars)
+    for bar in summary.bars:
+        figure = summary.scale.format(bar.wait_ns) if waits else add_up(bar.parts_ns, summary.scale)[1]
+        figures = "".join(
+            f" {v:>{max(8, len(h))}}" for v, h in zip((figure, ratio(bar.overlap_ratio)), heads, strict=True)
+        )
+        mark = (" <", "bold red") if bar.accused else ("", "")
+        painted = _bar(bar, families, bar_width, longest, unicode)
+        yield Text.assemble(f"{bar.rank:>{label_width - 2}}  ", painted, figures, mark)
+    if summary.rest:
+        yield from _wrapped(Text(summary.rest, style="dim"), width, label_width, Text(" " * label_width))
+
+
+def _glyph(family: Family, unicode: bool) -> str:
+    return family.glyph if unicode else family.ascii_glyph
+
+
+def _bar(bar: Bar, families: Sequence[Family], width: int, longest_ns: float, unicode: bool) -> Text:
+    """Paint a bar: cells by largest remainder, so that a bar's length is its time."""
+    cell = Scale("cell", max(1, round(longest_ns / width)), 0)
+    counts = add_up([bar.families.get(family.key, 0.0) for family in families], cell)
+    text = Text()
+    for family, count in zip(families, counts, strict=True):
+        text.append(_glyph(family, unicode) * int(count), style=family.ansi)
+    text.truncate(width)
+    text.pad_right(width - text.cell_len)
+    return text
+
+
+def _collectives(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
+    rows = collective_rows(analysis)
+    if not rows:
+        return
+    unit = rows[0].scale.unit
+    heads = ["count", f"exposed {unit}", "overlap"] + (["bus GB/s"] if any(row.busbw for row in rows) else [])
+    widths = [max(7, len(head)) + 2 for head in heads]
+    first = width - sum(widths)
+    title = "Collectives, whole capture, mean a rank"
+    title = title if len(title) <= first else "Collectives"
+    yield Text.assemble(
+        (set_cell_size(title, first), "bold"), *(f"{h:>{w}}" for h, w in zip(heads, widths, strict=True))
+    )
+    shown = rows if verbose else rows[:_SHORT_LIST]
+    for row in shown:
+        cells = [str(row.count), row.exposed, ratio(row.overlap_ratio), row.busbw or "–"][: len(heads)]
+        name = "  " + _fit(f"{row.op} {row.communicator or ''}".rstrip(), first - 3)
+        yield Text.assemble(set_cell_size(name, first), *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
+    if len(shown) < len(rows):
+        yield Text(f"  {len(rows) - len(shown)} more with --verbose", style="dim")
+
+
+def _fit(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def _findings(analysis: Analysis, summary: Summary, width: int, verbose: bool) -> Iterator[Text]:
+    findings = analysis.findings
+    if not findings:
+        return
+    yield Text("Findings, costliest first", style="bold")
+    shown = findings if verbose else findings[:_SHORT_LIST]
+    for number, finding in enumerate(shown, 1):
+        yield from _finding(number, finding, summary, width)
+        if verbose:
+            yield from _proof(finding, width)
+    if len(shown) < len(findings):
+        yield Text(f"{len(findings) - len(shown)} more with --verbose", style="dim")
+
+
+def _finding(number: int, finding: Finding, summary: Summary, width: int) -> Iterator[Text]:
+    cost = summary.scale.with_unit(finding.cost_ns) if finding.cost_ns is not None else "–"
+    part = share(finding.cost_ns, summary.mean.wall_ns) if finding.cost_ns is not None else ""
+    head = Text.assemble(
+        f"{number} ",
+        (f"{finding.severity.value:<8}", _SEVERITY_STYLE[finding.severity]),
+        f" {clean(finding.rule, 12):<5} {cost:>9} {part:>5}  ",
+    )
+    title = Text(clean(finding.title))
+    if head.cell_len > width // 2:
+        yield head
+        yield from _wrapped(title, width, 2, Text("  "))
+    else:
+        yield from _wrapped(title, width, head.cell_len, head)
+
+
+def _proof(finding: Finding, width: int) -> Iterator[Text]:
+    for evidence in finding.evidence:
+        metric, value, threshold = evidence_text(evidence)
+        text = Text.assemble(f"{metric}: ", (value, "bold"), f" (threshold {threshold})" if threshold else "")
+        yield from _wrapped(text, width, 4, Text("  · "))
+    if finding.fix:
+        yield from _wrapped(Text(clean(finding.fix, 2000)), width, 7, Text.assemble("  ", ("Try", "bold"), "  "))
+
+
+def _unknown(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
+    lines = unknowns(analysis)
+    if not lines:
+        return
+    yield Text("What these captures cannot tell", style="bold")
+    shown = lines if verbose else lines[:_SHORT_LIST]
+    for what, how in shown:
+        text = Text.assemble(what, (f": {how}", "cyan") if how else "")
+        yield from _wrapped(text, width, 2, Text("  "))
+    if len(shown) < len(lines):
+        yield Text(f"  {len(lines) - len(shown)} more with --verbose", style="dim")
+
+
+def _warnings(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
+    lines = [
+        line
+        for capture in analysis.captures
+        for line in (*(f"the profiler warns: {text}" for text in capture.diagnostics), *capture.notes)
+    ]
+    lines = list(dict.fromkeys(clean(line, 1000 if verbose else 200) for line in lines))
+    shown = lines if verbose else lines[:_SHORT_LIST]
+    for line in shown:
+        yield from _wrapped(Text(line, style="dim"), width, 2)
+    if len(shown) < len(lines):
+        yield Text(f"{plural(len(lines) - len(shown), 'more note')} with --verbose", style="dim")

@@ -1,0 +1,112 @@
+"""The verdict in a sentence, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tracekit.config import Thresholds
+from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
+from tracekit.results import Analysis, Finding, Severity
+
+NO_STEPS = (
+    "No steps in this capture. Figures are for the whole of it. "
+    'Wrap the loop body in nvtx.annotate("step"), or name a range with --step-marker.'
+)
+ONE_RANK = (
+    "One rank: waiting for peers cannot be told from transfer. "
+    "Analyze the other ranks' captures together with this one."
+)
+
+_IS = {
+    "exposed communication": "pass with communication alone",
+    "exposed copies": "pass with copies alone",
+    "idle": "pass with nothing running",
+}
+
+_EXPLAINED = 0.75
+"""† Share of the largest loss that the findings must explain for one of them to be the headline."""
+
+
+def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | None:
+    """Return the finding to lead with: the first that is more than information.
+
+    None where there is none, and where all of them together leave much of the largest loss unexplained: then that loss
+    is the news. A finding that is not about time, such as a hang, always leads.
+    """
+    serious = [finding for finding in analysis.findings if finding.severity is not Severity.INFO]
+    if not serious:
+        return None
+    explained = sum(finding.cost_ns or 0 for finding in serious)
+    return serious[0] if serious[0].cost_ns is None or explained >= _EXPLAINED * largest_loss_ns else None
+
+
+def claim(
+    parts_ns: tuple[float, float, float, float],
+    overlap_ratio: float | None,
+    scale: Scale,
+    whole: str,
+    thresholds: Thresholds,
+) -> tuple[str, str]:
+    """Return headline and lead where no finding leads: the largest loss, or that nothing stands out.
+
+    ``parts_ns`` are compute, exposed communication, exposed copy and idle; ``whole`` is ``step`` or ``capture``.
+    """
+    wall_ns = sum(parts_ns)
+    shown = dict(zip(_IS, add_up(parts_ns, scale)[1:], strict=True))
+    lost = dict(zip(_IS, parts_ns[1:], strict=True))
+    name, most = max(lost.items(), key=lambda item: item[1])
+    if not wall_ns or most < thresholds.warning_share * wall_ns:
+        headline = f"Nothing stands out: {share(parts_ns[0], wall_ns)} of the {whole} is compute."
+    else:
+        headline = f"{share(most, wall_ns)} of {'a step' if whole == 'step' else 'the capture'} is {name}."
+    if overlap_ratio is None:
+        hidden = "There is no communication."
+    elif overlap_ratio < 0.005:
+        hidden = "Compute hides none of the communication."
+    else:
+        hidden = f"Compute hides {share(overlap_ratio, 1)} of the communication."
+    return headline, f"{shown[name]} of {scale.with_unit(wall_ns)} {_IS[name]}. {hidden}"
+
+
+def cost(finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
+    """Return what a finding costs, and the step without it where a replay tells, in words; never the two mixed."""
+    sentences = []
+    if finding.cost_ns is not None:
+        part = share(finding.cost_ns, wall_ns)
+        of = (
+            f"of {scale.with_unit(wall_ns)} a step"
+            if whole == "step"
+            else f"of the capture's {scale.with_unit(wall_ns)}"
+        )
+        sentences.append(f"It costs {scale.format(finding.cost_ns)} {of}, {part}.")
+    if finding.gain_ns is not None:
+        name = "a step" if whole == "step" else "the capture"
+        sentences.append(f"Without it {name} takes {scale.with_unit(wall_ns - finding.gain_ns)}.")
+    return " ".join(sentences)
+
+
+def title(finding: Finding) -> str:
+    """Return a finding's claim as a sentence."""
+    return sentence(clean(finding.title, 200))
+
+
+def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
+    """Yield what limits the figures, most limiting first."""
+    ranks = analysis.ranks
+    if not analysis.steady:
+        yield NO_STEPS
+    elif ranks_with_steps < len(ranks):
+        yield f"{plural(len(ranks) - ranks_with_steps, 'rank')} without a steady step: not in the bars."
+    if len(ranks) == 1 and ranks[0].totals.comm_ns:
+        yield ONE_RANK
+    methods = {rank.clock.method for rank in ranks}
+    if len(ranks) > 1 and None in methods:
+        yield "The captures' clocks cannot be aligned: each rank is shown from its own start."
+    elif len(ranks) > 1 and "session_start" in methods:
+        widest = max((rank.clock.uncertainty_ns or 0 for rank in ranks), default=0)
+        within = f" (± {duration(widest)})" if widest else ""
+        yield f"Clocks are aligned by when each capture started{within}: compare durations across ranks, not times."
+    opaque_ns = sum(rank.opaque_ns for rank in ranks)
+    if opaque_ns:
+        part = share(opaque_ns, sum(rank.totals.compute_ns for rank in ranks))
+        yield f"CUDA graphs traced as a whole are {part} of compute: content unknown, overlap is an upper bound."

@@ -1,0 +1,158 @@
+"""Values of the page's templates: bars with their classes, findings and key figures as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekit.report.causes import FAMILIES
+from tracekit.report.details import evidence_text
+from tracekit.report.sheet import Sheet
+from tracekit.report.summary import Bar, Summary
+from tracekit.report.words import add_up, clean, duration, plural, ratio, runs, share
+from tracekit.results import Analysis, Finding, Severity
+
+_SHAPES = {Severity.ERROR: "◆", Severity.WARNING: "▲", Severity.INFO: "●"}
+_LABELS = {family.key: family.label for family in FAMILIES}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One family's share of a bar."""
+
+    classes: str
+    label: str
+    value: str
+    label_class: str
+    value_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarView:
+    """A bar and the figures beside it."""
+
+    name: str
+    accused: bool
+    segments: tuple[Segment, ...]
+    filler: str
+    """Class of the empty end of a bar that is shorter than the longest."""
+    spoken: str
+    loss: str
+    compute: str
+    overlap: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarViews:
+    """All bars, the mean first."""
+
+    identity: tuple[tuple[str, str], ...]
+    """Shown figure and name of each part; the figures add up to ``whole``."""
+    whole: str
+    loss_name: str
+    mean: BarView
+    ranks: tuple[BarView, ...]
+
+
+def bar_views(summary: Summary, sheet: Sheet) -> BarViews:
+    """Return the bars on one scale."""
+    waits = any(bar.wait_ns for bar in summary.bars)
+    longest = max([1, summary.mean.wall_ns, *(bar.wall_ns for bar in summary.bars)])
+    parts = add_up(summary.mean.parts_ns, summary.scale)
+    names = ("compute", "exposed communication", "exposed copy", "idle")
+    return BarViews(
+        identity=tuple(zip(parts, names, strict=True)),
+        whole=summary.scale.with_unit(sum(summary.mean.parts_ns)),
+        loss_name="Peer wait" if waits else "Exposed comm",
+        mean=_bar(summary.mean, "All ranks", summary, sheet, longest, waits),
+        ranks=tuple(_bar(bar, f"Rank {bar.rank}", summary, sheet, longest, waits) for bar in summary.bars),
+    )
+
+
+def _bar(bar: Bar, name: str, summary: Summary, sheet: Sheet, longest: float, waits: bool) -> BarView:
+    scale = summary.scale
+    shown = add_up(list(bar.families.values()), scale)
+    parts = add_up(bar.parts_ns, scale)
+    segments = []
+    for (key, ns), value in zip(bar.families.items(), shown, strict=True):
+        full = f"{_LABELS[key]} {value}"
+        segments.append(
+            Segment(
+                classes=f"c-{key} {sheet.width(ns / longest)}",
+                label=full,
+                value=value,
+                label_class=sheet.fits(full),
+                value_class=f"{sheet.fits(value)} {sheet.fits_not(full)}",
+            )
+        )
+    return BarView(
+        name=name,
+        accused=bar.accused,
+        segments=tuple(segments),
+        filler=sheet.width(1 - bar.wall_ns / longest),
+        spoken=", ".join(f"{segment.label} {scale.unit}" for segment in segments),
+        loss=scale.format(bar.wait_ns) if waits else parts[1],
+        compute=parts[0],
+        overlap=ratio(bar.overlap_ratio),
+    )
+
+
+def key_figures(analysis: Analysis, summary: Summary) -> list[tuple[str, str, str]]:
+    """Return (name, figure, unit) of what stands beside the verdict; what is unknown is left out."""
+    scale, mean = summary.scale, summary.mean
+    shown = add_up(mean.parts_ns, scale)
+    figures = [("Step, mean" if summary.whole == "step" else "Capture", scale.format(sum(mean.parts_ns)), scale.unit)]
+    if mean.overlap_ratio is not None:
+        figures.append(("Overlap ratio", ratio(mean.overlap_ratio), ""))
+        figures.append(("Exposed comm", shown[1], scale.unit))
+    figures.append(("Idle", shown[3], scale.unit))
+    if analysis.steady:
+        figures.append(("Step, p95", scale.format(analysis.steady.step_time_p95_ns), scale.unit))
+    return figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding as text."""
+
+    rule: str
+    severity: str
+    shape: str
+    who: str
+    title: str
+    cost: str | None
+    share: str
+    gain: str | None
+    cost_class: str
+    rest_class: str
+    evidence: tuple[tuple[str, str, str | None], ...]
+    fix: str
+
+
+def finding_views(analysis: Analysis, summary: Summary, sheet: Sheet) -> list[FindingView]:
+    """Return all findings, in the analysis' order."""
+    return [_finding(finding, analysis, summary, sheet) for finding in analysis.findings]
+
+
+def _finding(finding: Finding, analysis: Analysis, summary: Summary, sheet: Sheet) -> FindingView:
+    wall = summary.mean.wall_ns
+    portion = min(1.0, (finding.cost_ns or 0) / wall) if wall else 0.0
+    if not finding.ranks:
+        who = ""
+    elif len(finding.ranks) == len(analysis.ranks):
+        who = "all ranks" if len(analysis.ranks) > 1 else ""
+    else:
+        who = f"{'rank' if len(finding.ranks) == 1 else plural(len(finding.ranks), 'rank') + ':'} {runs(finding.ranks)}"
+    return FindingView(
+        rule=clean(finding.rule, 12),
+        severity=finding.severity.value,
+        shape=_SHAPES[finding.severity],
+        who=who,
+        title=clean(finding.title),
+        cost=summary.scale.with_unit(finding.cost_ns) if finding.cost_ns is not None else None,
+        share=share(finding.cost_ns or 0, wall),
+        gain=duration(wall - finding.gain_ns) if finding.gain_ns is not None else None,
+        cost_class=sheet.width(portion),
+        rest_class=sheet.width(1 - portion),
+        evidence=tuple(evidence_text(evidence) for evidence in finding.evidence),
+        fix=clean(finding.fix, 2000),
+    )

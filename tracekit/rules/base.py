@@ -1,0 +1,51 @@
+"""What a rule is, and what it gets to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tracekit.config import Thresholds
+from tracekit.metrics.accounting import mean
+from tracekit.results import Account, Collective, Finding, Rank, Severity, SkippedRule, Steady
+from tracekit.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Context:
+    """The measures of one analysis."""
+
+    timeline: Timeline
+    ranks: tuple[Rank, ...]
+    steady: Steady | None
+    collectives: tuple[Collective, ...]
+    thresholds: Thresholds
+
+    @property
+    def step(self) -> Account:
+        """The mean steady step over ranks; without steps the mean of the ranks' totals counts as one."""
+        return self.steady.account if self.steady else mean([rank.totals for rank in self.ranks])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steady steps; () without steps."""
+        return self.steady.steps if self.steady else ()
+
+    def severity(self, cost_ns: int) -> Severity:
+        """By the cost's share of the step."""
+        share = cost_ns / self.step.wall_ns if self.step.wall_ns else 0.0
+        if share >= self.thresholds.error_share:
+            return Severity.ERROR
+        return Severity.WARNING if share >= self.thresholds.warning_share else Severity.INFO
+
+
+class Rule(Protocol):
+    """One rule of the catalogue: a stable code, a title, and the check."""
+
+    code: str
+    title: str
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Findings, or why the rule could not be checked."""
+        ...

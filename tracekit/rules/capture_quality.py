@@ -1,0 +1,138 @@
+"""TK9xx: what the captures themselves leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from tracekit.results import Evidence, Finding, Severity
+from tracekit.rules.base import Context
+
+
+class NoSteps:
+    """TK901: no step ranges, so figures are for the whole capture."""
+
+    code = "TK901"
+    title = "No steps in the capture"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Fires for ranks without steps."""
+        without = tuple(rank.rank for rank in context.ranks if not rank.steps)
+        if not without:
+            return
+        ranges = sum(len(context.timeline.processes[track.process].ranges) for track in context.timeline.ranks)
+        whole = len(without) == len(context.ranks)
+        yield _finding(
+            self.code,
+            "No range in the capture marks a training step: figures are for the whole of it"
+            if whole
+            else f"{len(without)} of {len(context.ranks)} ranks have no steps",
+            without,
+            [Evidence(metric="NVTX ranges in the ranks' processes", value=ranges, unit="ranges")],
+            'Wrap the loop body in nvtx.annotate("step"), or name the range that marks a step with --step-marker.',
+        )
+
+
+class NoCommunication:
+    """TK902: no communication kernels at all."""
+
+    code = "TK902"
+    title = "No communication in the capture"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Fires when no rank has a communication operation."""
+        if any(rank.totals.comm_ns for rank in context.ranks):
+            return
+        yield _finding(
+            self.code,
+            "No communication ran on the GPUs in this capture",
+            tuple(rank.rank for rank in context.ranks),
+            [Evidence(metric="kernels", value=sum(rank.kernels for rank in context.ranks), unit="kernels")],
+            "Expected on one GPU. Otherwise capture further into the run, or check that the backend is NCCL.",
+        )
+
+
+class OpaqueGraphs:
+    """TK903: CUDA graphs traced as a whole."""
+
+    code = "TK903"
+    title = "CUDA graphs of unknown content"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Fires when a rank's compute time contains such graphs."""
+        ranks = [rank for rank in context.ranks if rank.opaque_ns]
+        if not ranks:
+            return
+        compute = sum(rank.totals.compute_ns for rank in ranks)
+        share = sum(rank.opaque_ns for rank in ranks) / compute if compute else 1.0
+        yield _finding(
+            self.code,
+            "CUDA graphs were traced as a whole: overlap with them is an upper bound",
+            tuple(rank.rank for rank in ranks),
+            [Evidence(metric="compute time inside graphs", value=round(min(share, 1.0), 4), unit="of compute")],
+            "Capture with nsys profile --cuda-graph-trace=node to see the kernels inside.",
+        )
+
+
+class RankClaimedTwice:
+    """TK905: two captures claim one rank."""
+
+    code = "TK905"
+    title = "Two captures claim one rank"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """One finding for each rank that is claimed more than once."""
+        for rank, paths in context.timeline.rank_conflicts:
+            names = ", ".join(PurePath(path).name for path in paths[:4]) + (" and more" if len(paths) > 4 else "")
+            yield _finding(
+                self.code,
+                f"{len(paths)} captures claim to be rank {rank}; all but the first got a free number",
+                (rank,),
+                [Evidence(metric="captures", value=names, unit="")],
+                "Analyze captures of one job only, each once; of one job, put the rank into the file names.",
+                Severity.WARNING,
+            )
+
+
+class LaunchRowsMissing:
+    """TK907: kernels without the call that launched them."""
+
+    code = "TK907"
+    title = "Launch rows are missing"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Fires when fewer kernels than the threshold have their launch row."""
+        least = context.thresholds.launch_rows_share
+        ranks = [rank for rank in context.ranks if rank.kernels_launched < least * rank.kernels]
+        if not ranks:
+            return
+        share = sum(rank.kernels_launched for rank in ranks) / sum(rank.kernels for rank in ranks)
+        yield _finding(
+            self.code,
+            f"Only {100 * share:.0f} % of the kernels have their launch call: steps, phases and modules miss the rest",
+            tuple(rank.rank for rank in ranks),
+            [Evidence(metric="kernels with their launch", value=round(share, 4), unit="of kernels", threshold=least)],
+            "Export the whole report (no --start/--end trimming) and capture with -t cuda,nvtx.",
+        )
+
+
+def _finding(
+    code: str,
+    title: str,
+    ranks: tuple[int, ...],
+    evidence: Iterable[Evidence],
+    fix: str,
+    severity: Severity = Severity.INFO,
+) -> Finding:
+    """A finding about the capture, which costs no time of the step."""
+    return Finding(
+        rule=code,
+        severity=severity,
+        title=title,
+        ranks=ranks,
+        steps=(),
+        cost_ns=None,
+        gain_ns=None,
+        evidence=tuple(evidence),
+        fix=fix,
+    )
