@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 nvtx = pytest.importorskip("nvtx", reason="needs nvtx")
 
 import torch.distributed as dist  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from instrumented_trainer import annotate, strategies  # noqa: E402
 from instrumented_trainer.config import parse  # noqa: E402
@@ -100,10 +101,18 @@ def test_recomputation_is_annotated_inside_the_backward_of_its_layer(recorder: R
     assert inside == ["+bwd/layers.1", "+recompute/layers.1", "-recompute/layers.1"]
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_gathers_of_fsdp2_lie_in_the_ranges_of_their_layer(recorder: Recorder) -> None:
+@pytest.fixture
+def rank_of_two(alone: None) -> Iterator[None]:
+    """Rank 0 of two whose collectives do nothing."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+
+
+@pytest.mark.usefixtures("rank_of_two")
+def test_the_collectives_of_fsdp2_lie_in_the_ranges_of_their_layer(recorder: Recorder) -> None:
     config = parse([*TWO_LAYERS, "--strategy", "fsdp2", "--reshard", "always"])
-    step_of(strategies.build(config, torch.device("cpu"), strategies.mesh_of(config, "cpu", 1)))
+    step_of(strategies.build(config, torch.device("cpu"), strategies.mesh_of(config, "cpu", 2)))
     opened: list[str] = []
     places = []
     for event in recorder.events:
@@ -112,11 +121,13 @@ def test_the_gathers_of_fsdp2_lie_in_the_ranges_of_their_layer(recorder: Recorde
             continue
         opened.append(event[1:])
         if event in ("+all_gather", "+reduce_scatter"):
-            places.append((event[1:], next((name for name in opened[::-1] if "wd/" in name), opened[0])))
-    if not places:
-        pytest.skip("this torch leaves out the collectives of one rank")
-    assert ("all_gather", "fwd/layers.0") in places
-    assert ("all_gather", "fwd/layers.1") in places
+            places.append((event[1:], next((name for name in opened[::-1] if "wd/" in name), opened[1])))
+    # The root unit is gathered where forward and the loss begin; in backward FSDP2 gathers one unit ahead.
+    assert places == [
+        ("all_gather", "forward"), ("all_gather", "fwd/layers.0"), ("all_gather", "fwd/layers.1"),
+        ("all_gather", "bwd/head"), ("all_gather", "bwd/head"), ("all_gather", "bwd/layers.1"),
+        ("reduce_scatter", "bwd/layers.1"), ("reduce_scatter", "bwd/layers.0"), ("reduce_scatter", "bwd/embed"),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("alone")
