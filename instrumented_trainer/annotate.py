@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_trainer.errors import TrainerError
+from instrumented_trainer.failures import peer_lost
 
 DOMAIN = "tracekit"
 COMM = "tracekit.comm"
@@ -92,7 +94,10 @@ def _push(name: str, domain: str, value: int | None) -> nvtx.annotate:
 
 @contextmanager
 def span(name: str, value: int | None = None, *, domain: str = DOMAIN) -> Iterator[None]:
-    """A range on this thread, with an optional integer payload; nothing inside a compiled graph."""
+    """A range on this thread, with an optional integer payload; nothing inside a compiled graph.
+
+    A range that is left because another rank is lost stays open: the capture then shows where this rank stood.
+    """
     if torch.compiler.is_compiling() or not records():
         yield
         return
@@ -100,6 +105,11 @@ def span(name: str, value: int | None = None, *, domain: str = DOMAIN) -> Iterat
     try:
         yield
     finally:
+        _close(opened)
+
+
+def _close(opened: nvtx.annotate) -> None:
+    if not peer_lost(sys.exc_info()[1]):
         opened.__exit__(None, None, None)
 
 
@@ -115,7 +125,7 @@ def phase(name: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if name == "backward":
+            if name == "backward" and not peer_lost(sys.exc_info()[1]):
                 _backward.leave()
 
 
@@ -139,8 +149,8 @@ def describe(**facts: Any) -> None:
         _mark_group(label, ranks)
 
 
-CAPTURE_LEAD_S = 0.5
-"""Pause after a capture range has opened: the profiler switches on in each process in its own time."""
+CAPTURE_PAUSE_S = 0.5
+"""Pause after a capture range has opened or closed: the profiler switches on and off in each process in its own time."""
 
 
 @contextmanager
@@ -156,7 +166,7 @@ def capture(barrier: Callable[[], None], **facts: Any) -> Iterator[None]:
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
     with span("capture"):
-        time.sleep(CAPTURE_LEAD_S)
+        time.sleep(CAPTURE_PAUSE_S)
         barrier()
         describe(**facts)
         yield
@@ -165,6 +175,7 @@ def capture(barrier: Callable[[], None], **facts: Any) -> Iterator[None]:
         barrier()
     if gpu:
         torch.cuda.profiler.stop()
+    time.sleep(CAPTURE_PAUSE_S)
 
 
 class _Backward:
@@ -211,7 +222,7 @@ def _annotate_module(name: str, module: torch.nn.Module) -> None:
 
     def after(_module: torch.nn.Module, _args: Any, _out: Any) -> None:
         if opened and not torch.compiler.is_compiling():
-            opened.pop().__exit__(None, None, None)
+            _close(opened.pop())
 
     # Around the hooks of FSDP, which gather in a pre-hook, and gather for backward in a hook on the output.
     module.register_forward_pre_hook(before, prepend=True)
@@ -367,8 +378,8 @@ def _span_of(collective: Collective) -> Iterator[None]:
     try:
         yield
     finally:
-        inner.__exit__(None, None, None)
-        outer.__exit__(None, None, None)
+        _close(inner)
+        _close(outer)
 
 
 def recompute(name: str) -> Any:

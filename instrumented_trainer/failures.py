@@ -26,6 +26,11 @@ _LOST = re.compile(
 GRACE_S = 2.0
 
 
+def peer_lost(error: BaseException | None) -> bool:
+    """Whether an error says that another rank is gone or silent, rather than that something is wrong here."""
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
 class RollCall:
     """The ranks' last words, in the job's key-value store."""
 
@@ -65,7 +70,7 @@ class RollCall:
         Waits up to GRACE_S for the other ranks' words.
         """
         text = f"{type(error).__name__}: {_first_line(error)}"
-        victim = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+        victim = peer_lost(error)
         try:
             self._say({"at": time.time(), "error": text, "victim": victim, "last": self._last})
             words, gone = self._listen(wait=victim)
@@ -119,6 +124,9 @@ class RollCall:
         done = [r for r, w in words.items() if "done" in w]
         if done:
             return f"rank {_join(done)} finished before the others: it took part in fewer collectives ({here})"
+        ended = [r for r, w in words.items() if "signal" in w]
+        if ended:
+            return f"rank {_join(ended)} was ended by a signal ({here})"
         places = "; ".join(f"rank {r} at {w['last']}" for r, w in sorted(words.items()))
         return f"the ranks do not agree on the next collective: {places} ({here})"
 

@@ -28,7 +28,7 @@ from typing import IO, NoReturn
 
 from instrumented_trainer.config import Config, check_world, parse
 from instrumented_trainer.errors import TrainerError
-from instrumented_trainer.processes import descendants, end
+from instrumented_trainer.processes import alive, descendants, end
 
 CAPTURE_ENV = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 """Lets nsys open the capture at a range whose text it learns at run time."""
@@ -107,7 +107,8 @@ def _job(flags: argparse.Namespace, trainer: Sequence[str], output: str) -> list
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(flags.nproc), *_meeting(flags)]
     if flags.per_rank:
         profiled = nsys_profile(flags, f"{flags.output}.%q{{RANK}}")
-        return [*torchrun, "--no-python", *profiled, sys.executable, "-u", *program]
+        shield = [sys.executable, "-m", "instrumented_trainer.rank_capture"]
+        return [*torchrun, "--no-python", *shield, *profiled, sys.executable, "-u", *program]
     return [*nsys_profile(flags, output), *torchrun, *program]
 
 
@@ -202,36 +203,41 @@ def run_job(command: list[str], *, patience_s: float | None, log: IO[bytes] | No
             print(
                 f"instrumented_trainer.profile: {reason}; interrupting it so that the report survives", file=sys.stderr
             )
-            status = interrupt(job, lambda: descendants(job.pid))
+            status = interrupt(job)
+        _wait_while(lambda: any(_words(process.pid)[:2] == ["nsys", "profile"] for process in filter(alive, started)))
         end(started)
     return status, reason
 
 
-def interrupt(job: subprocess.Popen[bytes], still_running: Callable[[], object]) -> int:
-    """Ask nsys, or the ranks' nsys under torchrun, to stop and write; ask again more firmly, and kill only at the very end."""
+def interrupt(job: subprocess.Popen[bytes]) -> int:
+    """Ask whoever holds nsys to stop and write; ask again more firmly, and kill only at the very end."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        for pid in _nsys_processes(job.pid) or [job.pid]:
+        ranks = [p.pid for p in descendants(job.pid) if "instrumented_trainer.rank_capture" in _words(p.pid)[:3]]
+        for pid in ranks or [job.pid]:
             os.kill(pid, number)
-        deadline = time.monotonic() + REPORT_PATIENCE_S
-        while time.monotonic() < deadline:
-            if job.poll() is not None:
-                return job.returncode
-            time.sleep(0.2)
+        if _wait_while(lambda: job.poll() is None):
+            return job.returncode
     job.kill()
     return job.wait()
 
 
-def _nsys_processes(root: int) -> list[int]:
-    """The nsys command lines in a tree of processes, which may be its root."""
-    found = []
-    for pid in [root, *(process.pid for process in descendants(root))]:
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if Path(words[0].decode(errors="replace")).name == "nsys" and b"profile" in words[:3]:
-            found.append(pid)
-    return found
+def _wait_while(condition: Callable[[], bool]) -> bool:
+    """Wait up to REPORT_PATIENCE_S for a condition to end; returns whether it has."""
+    deadline = time.monotonic() + REPORT_PATIENCE_S
+    while condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _words(pid: int) -> list[str]:
+    """Command line of a process, the program without its folder; empty when it has ended."""
+    try:
+        program, *rest = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+    return [Path(program).name, *rest]
 
 
 def finish(work: Plan, status: int, reason: str | None) -> int:

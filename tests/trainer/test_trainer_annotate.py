@@ -165,6 +165,21 @@ def test_a_failing_collective_closes_its_ranges(recorder: Recorder) -> None:
     assert recorder.events == ["+all_gather", "+world/float32", "-world/float32", "-all_gather"]
 
 
+def test_what_a_rank_was_in_when_it_lost_another_stays_open(recorder: Recorder) -> None:
+    layer = torch.nn.Identity()
+    layer.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("Connection closed by peer [::1]:1")))
+    annotate.modules({"layers.0": layer})
+    with pytest.raises(RuntimeError), annotate.step(0), annotate.phase("forward"):
+        layer(torch.zeros(1))
+    assert recorder.events == ["+step", "+forward", "+fwd/layers.0"]
+
+
+def test_after_any_other_error_ranges_are_closed(recorder: Recorder) -> None:
+    with pytest.raises(IndexError), annotate.step(0), annotate.phase("forward"):
+        raise IndexError
+    assert recorder.events == ["+step", "+forward", "-forward", "-step"]
+
+
 def test_the_mark_tells_who_and_what_runs(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotate, "_groups", annotate._Groups())
     monkeypatch.setenv("LOCAL_RANK", "0")

@@ -79,6 +79,14 @@ def test_where_all_speak_their_last_collectives_are_compared(store: Any) -> None
     assert "rank 0 at no collective; rank 1 at all_reduce 7 of group world" in line
 
 
+def test_a_rank_that_was_told_to_end_is_not_blamed_for_a_failure(store: Any) -> None:
+    words(store, 1, signal=15)
+    alive_as(store, 1, ended_process())
+    line = RollCall(store, 0, 2).explain(LOST)
+    assert line is not None
+    assert line.startswith("rank 1 was ended by a signal")
+
+
 def test_one_rank_speaks_for_all(store: Any) -> None:
     first, second = RollCall(store, 0, 2), RollCall(store, 1, 2)
     assert first.explain(ValueError("mine")) == "rank 0 failed first: ValueError: mine"

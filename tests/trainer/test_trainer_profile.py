@@ -38,7 +38,12 @@ def test_a_dry_run_prints_job_export_and_analysis(capsys: pytest.CaptureFixture[
 
 def test_one_report_a_rank_puts_nsys_under_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
     job, *exports, analyze = dry_run(capsys, "--per-rank", "--nproc", "4", "--output", "run", "--", "--steps", "10")
-    assert job.index("torch.distributed.run") < job.index("--no-python") < job.index("nsys")
+    assert (
+        job.index("torch.distributed.run")
+        < job.index("--no-python")
+        < job.index("instrumented_trainer.rank_capture")
+        < job.index("nsys")
+    )
     assert job[job.index("--output") + 1] == "run.%q{RANK}"
     assert [export[-1] for export in exports] == [f"run.{rank}.nsys-rep" for rank in range(4)]
     assert analyze[4:8] == [f"run.{rank}.sqlite" for rank in range(4)]
