@@ -73,8 +73,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script by its path, as anyone would type it, from a folder that is not the checkout."""
     folder = tmp_path_factory.mktemp("healthy")
     job = jobs.torchrun(str(jobs.ROOT / "instrumented_trainer" / "train.py"), "--device", "cpu", "--steps", str(STEPS))
-    command = ["nsys", "profile", "-t", "cuda,nvtx", "-o", "report", *job]
-    done = jobs.run(command, timeout_s=150, cwd=folder, PYTHONPATH="")
+    command = ["nsys", "profile", "-t", "cuda,nvtx", "-f", "true", "-o", "report", *job]
+    done = jobs.capture(command, timeout_s=90, cwd=folder)
     assert done.status == 0, done.err
     assert jobs.leftovers(done.token) == []
     return export(folder / "report.nsys-rep")
@@ -135,7 +135,7 @@ def test_tracekit_shows_steps_phases_and_collectives_of_both_ranks(healthy: Path
 
 def test_the_launcher_captures_after_warm_up(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "instrumented_trainer.profile", "--", "--device", "cpu", "--steps", "5"]
-    done = jobs.run(command, timeout_s=200, cwd=tmp_path)
+    done = jobs.capture(command, timeout_s=90, cwd=tmp_path)
     assert done.status == 0, done.err
     assert "captured: capture.nsys-rep" in done.out
     assert "Rank 1" in done.out  # the analysis that follows
@@ -174,20 +174,24 @@ def test_an_interrupted_hang_leaves_the_open_ranges(tmp_path: Path) -> None:
         "hang",
         *jobs.torchrun("-m", "instrumented_trainer", *HANG, "--log-every", "1"),
     ]
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(command, cwd=tmp_path, env=jobs.environment(token), stdout=log, stderr=log)
-        deadline = time.monotonic() + 100
+    try:
+        with (tmp_path / "log").open("w") as log:
+            job = subprocess.Popen(command, cwd=tmp_path, env=jobs.environment(token), stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
         while "step    1" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
             time.sleep(0.2)
         time.sleep(3)  # into the hang
         os.kill(job.pid, signal.SIGINT)
-        job.wait(timeout=100)
+        job.wait(timeout=60)
+        remaining = jobs.leftovers(token)
+    finally:
+        jobs.end_all(token)
+    assert remaining == []
     database = export(tmp_path / "hang.nsys-rep")
     assert_hang_is_seen(by_rank(database))
     done = tracekit(str(database), "--allow-no-gpu")
     assert done.status == 0
     assert "step 2 was never left" in done.out
-    assert jobs.leftovers(token) == []
 
 
 def test_the_launcher_interrupts_a_hang_with_one_report_a_rank(tmp_path: Path) -> None:
@@ -199,9 +203,9 @@ def test_the_launcher_interrupts_a_hang_with_one_report_a_rank(tmp_path: Path) -
         "--warm-up",
         "0",
         "--hang-after",
-        "45",
+        "35",
     ]
-    done = jobs.run([*command, "--", *HANG], timeout_s=250, cwd=tmp_path)
+    done = jobs.capture([*command, "--", *HANG], timeout_s=120, cwd=tmp_path)
     assert done.status == 1
     assert "the job still ran after 35 s; interrupting it so that the report survives" in done.err
     seen = {**by_rank(tmp_path / "capture.0.sqlite"), **by_rank(tmp_path / "capture.1.sqlite")}

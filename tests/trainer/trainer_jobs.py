@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,18 +43,33 @@ def environment(token: str, **more: str) -> dict[str, str]:
 
 
 def run(command: Sequence[str], *, timeout_s: float, cwd: Path | None = None, **env: str) -> Finished:
-    """Run a command to its end."""
+    """Run a command to its end; past its time everything that it started is ended, and TimeoutExpired raised."""
     token = uuid.uuid4().hex
-    done = subprocess.run(
-        list(command),
-        env=environment(token, **env),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            list(command), env=environment(token, **env), cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        end_all(token)
+        raise
     return Finished(done.returncode, done.stdout, done.stderr, token)
+
+
+def end_all(token: str) -> None:
+    """Kill what a command of this token has left running."""
+    for pid in _living(token):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def capture(command: Sequence[str], *, timeout_s: float, cwd: Path) -> Finished:
+    """Run a command that runs nsys, again if need be: after a run nsys 2022.4 sometimes spins for ever instead of ending."""
+    for _ in range(2):
+        try:
+            return run(command, timeout_s=timeout_s, cwd=cwd, PYTHONPATH="" if command[0] == "nsys" else str(ROOT))
+        except subprocess.TimeoutExpired:
+            continue
+    return run(command, timeout_s=timeout_s, cwd=cwd)
 
 
 def torchrun(*arguments: str, ranks: int = 2, python: str = sys.executable) -> list[str]:
@@ -79,18 +96,23 @@ def train_many(
     return results
 
 
+def _living(token: str) -> dict[int, str]:
+    """Command lines of the living processes of this token, by process id."""
+    mark = f"{TOKEN}={token}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                words = (entry / "cmdline").read_bytes()
+                found[int(entry.name)] = words.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has just ended, or is another user's
+            continue
+    return found
+
+
 def leftovers(token: str, *, wait_s: float = 5) -> list[str]:
     """Command lines of living processes that a finished command of this token left behind."""
-    mark = f"{TOKEN}={token}".encode()
     deadline = time.monotonic() + wait_s
-    while True:
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:  # it has just ended, or is another user's
-                continue
-        if not found or time.monotonic() > deadline:
-            return found
+    while (found := _living(token)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    return list(found.values())
