@@ -10,8 +10,8 @@
     with annotate.step(n):                                # each step
         with annotate.phase("forward"): ...
 
-The vocabulary (docs/reference/nvtx.md): domain ``tracekit`` holds steps, phases, modules and one mark that describes the
-run; domain ``tracekit.comm`` holds a range a collective, named by its op, with the bytes of the full tensor as payload;
+The vocabulary (docs/reference/nvtx.md): domain ``tracekit`` holds steps, phases, modules and one mark about the run;
+domain ``tracekit.comm`` holds a range a collective, named by its op, with the bytes of the full tensor as payload;
 inside it domain ``tracekit.comm.detail`` holds ``GROUP/DTYPE`` with the sequence number as payload. Numbers travel as
 payloads because every new text costs tens of microseconds under a profiler.
 
@@ -60,8 +60,8 @@ def records() -> bool:
 def check_profiler() -> None:
     """Under nsys with NVTX tracing on, make sure that ranges are recorded.
 
-    nvtx 0.2.13 and later asks the profiler whether the domain is enabled; nsys up to 2023.4 answers no, and every range is
-    dropped without a word.
+    nvtx 0.2.13 and later asks the profiler whether the domain is enabled; nsys up to 2023.4 answers no, and every
+    range is dropped without a word.
 
     Raises:
         TrainerError: nothing would be recorded; says what to install.
@@ -120,7 +120,7 @@ def step(number: int) -> Any:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """The range of a phase: data, forward, backward, optimizer; the end of ``backward`` closes the last module's range."""
+    """The range of a phase: data, forward, backward or optimizer; ``backward`` closes the last module's range."""
     with span(name):
         try:
             yield
@@ -150,14 +150,14 @@ def describe(**facts: Any) -> None:
 
 
 CAPTURE_PAUSE_S = 0.5
-"""Pause after a capture range has opened or closed: the profiler switches on and off in each process in its own time."""
+"""Pause after a capture range has opened or closed: the profiler reaches each process in its own time."""
 
 
 @contextmanager
 def capture(barrier: Callable[[], None], **facts: Any) -> Iterator[None]:
     """What ``nsys profile --capture-range`` waits for: the profiler API on a GPU, and an NVTX range ``capture``.
 
-    The barriers keep the ranks together, since the first one to open and the first to close decide for all under one nsys.
+    The barriers keep the ranks together: under one nsys the first to open and the first to close decide for all.
     The mark of `describe` is set again inside.
     """
     gpu = torch.cuda.is_available()
@@ -179,7 +179,7 @@ def capture(barrier: Callable[[], None], **facts: Any) -> Iterator[None]:
 
 
 class _Backward:
-    """The module whose backward runs now, as a start/end range: on a GPU it starts on one thread and ends on another."""
+    """The module whose backward runs now, as a start/end range: on a GPU two threads may open and close it."""
 
     def __init__(self) -> None:
         self._open: Any = None
@@ -201,9 +201,9 @@ _backward = _Backward()
 def modules(units: Mapping[str, torch.nn.Module]) -> None:
     """Annotate ``fwd/NAME`` and ``bwd/NAME`` for modules that forward runs one after another.
 
-    Call it after wrapping, with the outermost wrapper of each module: the ranges then hold the gathers of that module. A
-    module's backward range begins when the gradient of its output is there, and ends when the next one begins or the phase
-    ``backward`` ends.
+    Call it after wrapping, with the outermost wrapper of each module: the ranges then hold the gathers of that
+    module. A module's backward range begins when the gradient of its output is there, and ends when the next one begins
+    or the phase ``backward`` ends.
     """
     for name, module in units.items():
         _annotate_module(name, module)
@@ -288,8 +288,8 @@ def _mark_group(label: str, ranks: tuple[int, ...]) -> None:
         nvtx.mark(json.dumps({"group": label, "ranks": ranks}, separators=(",", ":")), domain=COMM)
 
 
-# Function of torch.distributed -> (op, position and name of the full tensor, position of the group). Both generations of
-# names are there: FSDP2 in torch 2.13 calls the ``_single`` ones, earlier versions and DeepSpeed the others.
+# Function of torch.distributed -> (op, position and name of the full tensor, position of the group). Both generations
+# of names are there: FSDP2 in torch 2.13 calls the ``_single`` ones, earlier versions and DeepSpeed the others.
 _FUNCTIONS: dict[str, tuple[str, int, str, int]] = {
     "all_reduce": ("all_reduce", 0, "tensor", 2),
     "broadcast": ("broadcast", 0, "tensor", 2),

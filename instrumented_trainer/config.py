@@ -80,7 +80,9 @@ PRESETS = {
     model.name: model
     for model in (
         ModelConfig(),
-        ModelConfig(name="small", layers=12, dim=768, heads=12, kv_heads=12, hidden=2048, vocab=50304, seq=1024, tied=True),
+        ModelConfig(
+            name="small", layers=12, dim=768, heads=12, kv_heads=12, hidden=2048, vocab=50304, seq=1024, tied=True
+        ),
         ModelConfig(name="medium", layers=24, dim=2048, heads=16, kv_heads=16, hidden=5504, vocab=50304, seq=2048),
         _llama("llama-7b", 32, 4096, 32, 32, 11008),
         _llama("llama-13b", 40, 5120, 40, 40, 13824),
@@ -134,7 +136,7 @@ class Config:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse with errors of one line, raised rather than printed: a launcher or one rank of many decides who speaks."""
+    """Argparse with errors of one line, raised rather than printed: launchers and ranks decide who speaks."""
 
     def error(self, message: str) -> NoReturn:
         raise TrainerError(message, hint="--help lists the flags")
@@ -183,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
     s.add_argument("--prefetch", type=int, default=0, metavar="DEPTH",
                    help="fsdp2, hsdp: layers gathered ahead explicitly; 0 leaves it to FSDP2")  # fmt: skip
     s.add_argument("--reshard", default="auto", metavar="auto|always|never|N",
-                   help="fsdp2, hsdp: after forward; auto keeps only the root unit whole, N reshards to N ranks")  # fmt: skip
+                   help="fsdp2, hsdp: after forward; auto keeps the root whole, N reshards to N ranks")  # fmt: skip
     s.add_argument(
         "--shard-size", type=int, metavar="N", help="hsdp, fsdp1 hybrid: ranks a shard group; default half of the ranks"
     )
@@ -223,7 +225,7 @@ def parser() -> argparse.ArgumentParser:
 
     c = p.add_argument_group("capture and plan")
     c.add_argument("--capture-after", type=int, metavar="STEP",
-                   help="open the capture range (profiler API and NVTX range `capture`) after this many steps")  # fmt: skip
+                   help="open the capture range (profiler API and NVTX) after this many steps")  # fmt: skip
     c.add_argument("--nvtx", action=argparse.BooleanOptionalAction, default=True, help="annotate")
     c.add_argument(
         "--dry-world", type=int, metavar="N", help="print the collectives of a step on N ranks, without running it"

@@ -49,12 +49,12 @@ class Volume:
 
 
 def wire(op: str, amount: float, group_size: int) -> float:
-    """What a rank sends for a full tensor of ``amount`` elements or bytes; a broadcast as the mean over source ranks."""
+    """What a rank sends for a full tensor of ``amount``, in its unit; a broadcast as the mean over source ranks."""
     return amount * (group_size - 1) / group_size * (2 if op == "all_reduce" else 1)
 
 
 def step_volumes(c: Config, world: int) -> list[Volume] | None:
-    """What the implementation moves in a step, by its documented behaviour; None where that depends on more than sizes."""
+    """What the implementation moves in a step, by its documented behaviour; None where sizes do not tell."""
     total = c.model.parameters
     low = "bfloat16" if c.bf16 else "float32"
     micro = c.grad_accumulation
@@ -112,7 +112,7 @@ def _sharded(c: Config, world: int, low: str, reductions: int) -> list[Volume]:
 
 
 def paper_elements(c: Config, world: int) -> float:
-    """Elements on the wire a rank and step by the papers: 2P for DDP, ZeRO-1, ZeRO-2 and SHARD_GRAD_OP, 3P for the rest.
+    """Elements on the wire a rank and step by the papers: 2P for DDP, ZeRO-1, ZeRO-2, SHARD_GRAD_OP, else 3P.
 
     For one microbatch a step. HSDP adds the all-reduce of the shard over the replicas.
     """
@@ -129,13 +129,13 @@ def explanation(c: Config) -> str | None:
     """Why the implementation moves something else than the paper says, or None."""
     if c.strategy == "zero1":
         return (
-            "ZeroRedundancyOptimizer sits on DDP: the gradients are all-reduced in full (2P), where the paper only scatters"
-            " them (P), and the updated parameters are broadcast by their owners (P)"
+            "ZeroRedundancyOptimizer sits on DDP: the gradients are all-reduced in full (2P), where the paper only"
+            " scatters them (P), and the updated parameters are broadcast by their owners (P)"
         )
     if c.strategy in ("zero1-ds", "zero2"):
         return (
-            "DeepSpeed all-reduces its gradient buckets (2P) and drops what it does not own, where the paper only scatters"
-            " them (P); then it gathers the updated parameters (P)"
+            "DeepSpeed all-reduces its gradient buckets (2P) and drops what it does not own, where the paper only"
+            " scatters them (P); then it gathers the updated parameters (P)"
         )
     if c.strategy in ("fsdp1", "fsdp2", "hsdp") and c.reshard == "auto" and c.fsdp1_sharding != "grad-op":
         return "the root unit (tables, final norm) stays whole between forward and backward, and moves 2P instead of 3P"

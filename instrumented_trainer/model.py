@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch import Tensor, nn
 
 from instrumented_trainer.config import ModelConfig

@@ -1,4 +1,4 @@
-"""The collectives of one step on many ranks, without running it: a fake process group and fake tensors, or bucket plans.
+"""The collectives of one step on many ranks, without running it: on fake tensors, or from bucket plans.
 
 FSDP and HSDP really run, on tensors without storage, as rank 0. DDP and ZeRO do not run on fake tensors; their buckets
 follow from the order of the parameters, and tests hold the plan against real runs.
@@ -84,7 +84,7 @@ def _fake_run(config: Config, world: int) -> list[Planned]:
                 bytes=c.bytes,
                 group=c.group,
                 group_size=c.group_size,
-            )  # fmt: skip
+            )
         )
     )
     mesh = strategies.mesh_of(config, "cpu", world)
@@ -196,7 +196,7 @@ Named = tuple[str, nn.Parameter]
 
 
 def _ddp_buckets(config: Config, named: list[Named]) -> list[list[Named]]:
-    """DDP's buckets after its first step, when it has seen in which order gradients arrive: the reverse of their use."""
+    """DDP's buckets after its first step, when it has seen gradients arrive in the reverse order of their use."""
     arrival = named[::-1]
     limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * MIB] if config.bucket_mb is None else [int(config.bucket_mb * MIB)]
     indices, _ = dist._compute_bucket_assignment_by_size([p for _, p in arrival], limits, [False] * len(arrival))
@@ -279,7 +279,7 @@ def totals(config: Config, plan: list[Planned]) -> list[dict[str, Any]]:
 
 
 def units(config: Config, plan: list[Planned]) -> dict[str, dict[str, float]]:
-    """For FSDP: what the layers and the root unit move by gathers and scatters, on the wire and as a multiple of their P.
+    """For FSDP: what the layers and the root unit gather and scatter on the wire, also as a multiple of their P.
 
     FSDP2's default gives 3·(N-1)/N·P for the layers and 2·(N-1)/N·P for the root, apart from padding.
     """
@@ -308,7 +308,8 @@ def show(config: Config) -> None:
     why = formulas.explanation(config)
     path = Path(config.json or f"plan-{config.model.name}-{config.strategy}-{world}.json")
     write_json(path, {
-        "strategy": config.strategy, "world_size": world, "model": asdict(config.model), "totals": rows, "units": units(config, plan),
+        "strategy": config.strategy, "world_size": world, "model": asdict(config.model),
+        "totals": rows, "units": units(config, plan),
         "wire_elements": moved, "paper_wire_elements": paper, "difference": why,
         "collectives": [asdict(c) for c in plan],
     })  # fmt: skip
@@ -322,7 +323,7 @@ def show(config: Config) -> None:
         formula = "no formula" if row["formula_elements"] is None else (
             f"formula {row['formula_elements']:,} + padding {row['padding_elements']:,}")  # fmt: skip
         print(f"{row['op']} in {row['dtype']} over {row['group_size']} ranks: {row['calls']} calls,"
-              f" {row['elements']:,} elements ({formula}), {row['wire_bytes'] / 1e9:.3f} GB a rank on the wire")  # fmt: skip
+              f" {row['elements']:,} elements ({formula}), {row['wire_bytes'] / 1e9:.3f} GB sent a rank")  # fmt: skip
     for unit, row in units(config, plan).items():
         print(f"{unit}: {row['parameters']:,.0f} parameters, {row['wire_elements']:,.0f} elements a rank on the wire"
               f" = {row['times_p']:.3f} (N-1)/N P")  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 GRACE_S = 5.0
+MARK = "TRACEKIT_JOB"
+"""Environment variable by which a launcher finds what it has started: a parent can end before its children."""
 
 
 class Process(NamedTuple):
@@ -21,33 +22,33 @@ class Process(NamedTuple):
     """Clock ticks after boot."""
 
 
-def _stat(pid: int) -> tuple[str, int, int] | None:
-    """(state, parent, start) of a process, or None when there is none."""
+def _stat(pid: int) -> tuple[str, int] | None:
+    """(state, start) of a process, or None when there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return None
-    return fields[0], int(fields[1]), int(fields[19])
+    return fields[0], int(fields[19])
 
 
-def descendants(root: int) -> list[Process]:
-    """Every living process below ``root``."""
-    children: dict[int, list[Process]] = defaultdict(list)
+def marked(token: str) -> list[Process]:
+    """Every living process that was started with ``MARK=token`` in its environment, whoever its parent is by now."""
+    wanted = f"{MARK}={token}".encode()
+    found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (found := _stat(int(entry.name))) is not None:
-            children[found[1]].append(Process(int(entry.name), found[2]))
-    below, todo = [], [root]
-    while todo:
-        found_here = children[todo.pop()]
-        below += found_here
-        todo += [process.pid for process in found_here]
-    return below
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                stat = _stat(int(entry.name))
+                found += [Process(int(entry.name), stat[1])] if stat is not None else []
+        except OSError:  # it has just ended, or is another user's
+            continue
+    return list(filter(alive, found))
 
 
 def alive(process: Process) -> bool:
     """Whether it still runs; a process that has ended and waits for its parent does not."""
     found = _stat(process.pid)
-    return found is not None and found[0] not in "ZX" and found[2] == process.start
+    return found is not None and found[0] not in "ZX" and found[1] == process.start
 
 
 def end(processes: list[Process]) -> None:

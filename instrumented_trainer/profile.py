@@ -21,14 +21,16 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
 from instrumented_trainer.config import Config, check_world, parse
 from instrumented_trainer.errors import TrainerError
-from instrumented_trainer.processes import alive, descendants, end
+from instrumented_trainer.processes import MARK, end, marked
 
 CAPTURE_ENV = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 """Lets nsys open the capture at a range whose text it learns at run time."""
@@ -79,7 +81,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def plan(flags: argparse.Namespace, trainer: Sequence[str], config: Config) -> Plan:
-    """The commands for these flags; nothing is run."""
+    """The commands for these flags; nothing is run.
+
+    Raises:
+        TrainerError: several machines have no place to meet.
+    """
+    if flags.nnodes > 1 and flags.rendezvous is None:
+        raise TrainerError("--nnodes above 1 needs --rendezvous HOST:PORT", hint="or --slurm for a batch script")
     suffixes = [""]
     if flags.per_rank:
         first = flags.node_rank * flags.nproc
@@ -166,7 +174,7 @@ def check_ready(flags: argparse.Namespace) -> None:
     """Make sure that the commands can start.
 
     Raises:
-        TrainerError: nsys is missing, the port is taken, or the machines have no place to meet.
+        TrainerError: nsys is missing, or the port is taken.
     """
     if shutil.which("nsys") is None:
         raise TrainerError(
@@ -188,33 +196,34 @@ def run_job(command: list[str], *, patience_s: float | None, log: IO[bytes] | No
     Whatever it started is gone when this returns.
     """
     # In a session of its own, so that an interrupt at the terminal comes here first and reaches nsys once.
-    job = subprocess.Popen(command, env={**os.environ, **CAPTURE_ENV}, stdout=log, stderr=log, start_new_session=True)
-    reason: str | None = None
+    token = uuid.uuid4().hex
+    env = {**os.environ, **CAPTURE_ENV, MARK: token}
+    job = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    status, reason = 1, None
     try:
         status = job.wait(timeout=patience_s)
-        return status, None
     except subprocess.TimeoutExpired:
         reason = f"the job still ran after {patience_s:g} s"
     except KeyboardInterrupt:
         reason = "interrupted"
     finally:
-        started = descendants(job.pid)
         if reason is not None:
             print(
                 f"instrumented_trainer.profile: {reason}; interrupting it so that the report survives", file=sys.stderr
             )
-            status = interrupt(job)
-        _wait_while(lambda: any(_words(process.pid)[:2] == ["nsys", "profile"] for process in filter(alive, started)))
-        end(started)
+            status = interrupt(job, token)
+        _wait_while(lambda: any(_words(process.pid)[:2] == ["nsys", "profile"] for process in marked(token)))
+        end(marked(token))
     return status, reason
 
 
-def interrupt(job: subprocess.Popen[bytes]) -> int:
+def interrupt(job: subprocess.Popen[bytes], token: str) -> int:
     """Ask whoever holds nsys to stop and write; ask again more firmly, and kill only at the very end."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        ranks = [p.pid for p in descendants(job.pid) if "instrumented_trainer.rank_capture" in _words(p.pid)[:3]]
+        ranks = [p.pid for p in marked(token) if "instrumented_trainer.rank_capture" in _words(p.pid)[:3]]
         for pid in ranks or [job.pid]:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         if _wait_while(lambda: job.poll() is None):
             return job.returncode
     job.kill()
@@ -274,8 +283,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.slurm:
             print(slurm_script(flags, trainer))
             return 0
-        if flags.nnodes > 1 and flags.rendezvous is None:
-            raise TrainerError("--nnodes above 1 needs --rendezvous HOST:PORT", hint="or --slurm for a batch script")
         work = plan(flags, trainer, config)
         if flags.dry_run:
             env = " ".join(f"{name}={value}" for name, value in CAPTURE_ENV.items())

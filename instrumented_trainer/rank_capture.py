@@ -1,7 +1,7 @@
 """Runs one rank's nsys under torchrun so that its report survives whatever ends the job.
 
-torchrun ends the other ranks within half a minute when one fails, which would cut an nsys off while it writes. Here nsys
-has a session of its own, and the first signal becomes one interrupt, on which nsys stops the rank and writes its report.
+torchrun ends the other ranks within half a minute when one fails, which would cut an nsys off while it writes. Here
+nsys has a session of its own, and the first signal becomes one interrupt, on which it stops the rank and writes.
 """
 
 from __future__ import annotations

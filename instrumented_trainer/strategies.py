@@ -137,7 +137,7 @@ def mesh_of(config: Config, device_type: str, world: int) -> DeviceMesh | None:
 
 
 def build(config: Config, device: torch.device, mesh: DeviceMesh | None) -> Strategy:
-    """The model of ``config``, compiled, checkpointed and sharded over ``mesh`` as it asks, annotated, with its optimizer.
+    """The model of ``config``, wrapped and sharded over ``mesh`` as it asks, annotated, with its optimizer.
 
     Raises:
         TrainerError: DeepSpeed is asked for and not installed.
@@ -272,8 +272,8 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
     if config.bucket_mb is not None:
         zero["reduce_bucket_size"] = int(config.bucket_mb * 2**20 / (2 if config.bf16 else 4))
     if config.strategy == "zero3":
-        # The paper's ZeRO-3: gather for forward, free, gather again for backward. DeepSpeed's defaults keep small tensors,
-        # and up to 1e9 parameters that are needed again soon, and so move less and hold more.
+        # The paper's ZeRO-3: gather for forward, free, gather again for backward. DeepSpeed's defaults keep small
+        # tensors, and up to 1e9 parameters that are needed again soon, and so move less and hold more.
         zero |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_max_reuse_distance": 0,

@@ -78,7 +78,7 @@ def batches(config: Config, job: Job) -> Iterator[tuple[torch.Tensor, torch.Tens
     """Endless microbatches of (tokens, targets), each (batch, seq), on the device.
 
     Sequences count upwards from a random start in strides of 1 to 3, so that the next token can be learnt. Every rank
-    draws the rows of all ranks and keeps its own: together the ranks see what one process with the whole batch would see.
+    draws the rows of all ranks and keeps its own: together they see what one process with the whole batch would.
     """
     generator = torch.Generator().manual_seed(config.seed)
     rows, positions = config.batch * job.world, torch.arange(config.model.seq + 1)

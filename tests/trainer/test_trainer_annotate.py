@@ -85,9 +85,11 @@ def test_phases_hold_modules_in_the_order_of_their_work(recorder: Recorder) -> N
     step_of(strategies.build(parse([*TWO_LAYERS, "--strategy", "single"]), torch.device("cpu"), None))
     assert recorder.events == [
         "+step", "+forward",
-        "+fwd/embed", "-fwd/embed", "+fwd/layers.0", "-fwd/layers.0", "+fwd/layers.1", "-fwd/layers.1", "+fwd/head", "-fwd/head",
+        "+fwd/embed", "-fwd/embed", "+fwd/layers.0", "-fwd/layers.0", "+fwd/layers.1", "-fwd/layers.1",
+        "+fwd/head", "-fwd/head",
         "-forward", "+backward",
-        "+bwd/head", "-bwd/head", "+bwd/layers.1", "-bwd/layers.1", "+bwd/layers.0", "-bwd/layers.0", "+bwd/embed", "-bwd/embed",
+        "+bwd/head", "-bwd/head", "+bwd/layers.1", "-bwd/layers.1", "+bwd/layers.0", "-bwd/layers.0",
+        "+bwd/embed", "-bwd/embed",
         "-backward", "+optimizer", "-optimizer", "-step",
     ]  # fmt: skip
     assert recorder.values[0] == ("tracekit", "step", 3)
@@ -102,11 +104,10 @@ def test_recomputation_is_annotated_inside_the_backward_of_its_layer(recorder: R
 
 
 @pytest.fixture
-def rank_of_two(alone: None) -> Iterator[None]:
+def rank_of_two(alone: None) -> None:
     """Rank 0 of two whose collectives do nothing."""
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
 
 
 @pytest.mark.usefixtures("rank_of_two")
@@ -160,7 +161,7 @@ def test_groups_are_marked_with_their_members_and_told_apart(recorder: Recorder)
 
 @pytest.mark.usefixtures("alone")
 def test_a_failing_collective_closes_its_ranges(recorder: Recorder) -> None:
-    with pytest.raises(Exception, match="group|tensor|list"):
+    with pytest.raises(Exception, match=r"group|tensor|list"):
         dist.all_gather([torch.empty(5)], torch.zeros(2, 2, dtype=torch.int32))
     assert recorder.events == ["+all_gather", "+world/float32", "-world/float32", "-all_gather"]
 

@@ -49,7 +49,8 @@ def by_rank(database: Path) -> dict[int, Seen]:
         (length,) = connection.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
         texts = dict(connection.execute("SELECT id, value FROM StringIds"))
         rows = connection.execute(
-            "SELECT globalTid >> 24, domainId, eventType, start, end, text, textId, int64Value FROM NVTX_EVENTS ORDER BY start"
+            "SELECT globalTid >> 24, domainId, eventType, start, end, text, textId, int64Value"
+            " FROM NVTX_EVENTS ORDER BY start"
         ).fetchall()
     domains = {(process, domain): text for process, domain, kind, _, _, text, _, _ in rows if kind == 75}
     processes: dict[int, Seen] = defaultdict(Seen)

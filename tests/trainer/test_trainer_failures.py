@@ -96,9 +96,11 @@ def test_one_rank_speaks_for_all(store: Any) -> None:
 FATAL = {
     "exit": (["--fault", "exit"], r"rank 1 failed first: its process is gone without a word"),
     "hang": (["--fault", "hang", "--timeout", "5"], r"rank 1 stopped answering first"),
-    "reorder": (["--fault", "reorder", "--timeout", "5"], r"rank 0 at all_reduce 1 of group first .*rank 1 at all_reduce 1 of group second"),
+    "reorder": (["--fault", "reorder", "--timeout", "5"],
+                r"rank 0 at all_reduce 1 of group first .*rank 1 at all_reduce 1 of group second"),
     "skip-step": (["--fault", "skip-step", "--timeout", "5"],
-                  r"rank 0 at all_gather (\d+) of group world .*rank 1 at all_reduce \1 of group world|rank 1 finished before"),
+                  r"rank 0 at all_gather (\d+) of group world .*rank 1 at all_reduce \1 of group world"
+                  r"|rank 1 finished before"),
 }  # fmt: skip
 
 

@@ -15,7 +15,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from instrumented_trainer import annotate, faults as faults_module  # noqa: E402
+from instrumented_trainer import annotate  # noqa: E402
+from instrumented_trainer import faults as faults_module  # noqa: E402
 from instrumented_trainer.config import FAULTS, parse  # noqa: E402
 from instrumented_trainer.faults import DEFAULT_SIZE, Faults  # noqa: E402
 
@@ -160,7 +161,8 @@ def test_a_slow_link_moves_many_times_the_bytes_before_each_collective(monkeypat
     layers(slow)
     (observer,) = annotate._observers
     collective = annotate.Collective(
-        op="reduce_scatter", elements=128, bytes=256, dtype="bfloat16", group="world", group_size=2, seq=1, process_group=None
+        op="reduce_scatter", elements=128, bytes=256, dtype="bfloat16", group="world", group_size=2, seq=1,
+        process_group=None,
     )  # fmt: skip
     for step in (1, 2):
         slow.begin_step(step)

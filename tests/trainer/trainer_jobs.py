@@ -47,8 +47,9 @@ def run(command: Sequence[str], *, timeout_s: float, cwd: Path | None = None, **
     token = uuid.uuid4().hex
     try:
         done = subprocess.run(
-            list(command), env=environment(token, **env), cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+            list(command), env=environment(token, **env), cwd=cwd,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         end_all(token)
         raise
@@ -63,7 +64,7 @@ def end_all(token: str) -> None:
 
 
 def capture(command: Sequence[str], *, timeout_s: float, cwd: Path) -> Finished:
-    """Run a command that runs nsys, again if need be: after a run nsys 2022.4 sometimes spins for ever instead of ending."""
+    """Run a command that runs nsys, again if need be: nsys 2022.4 sometimes spins instead of ending."""
     for _ in range(2):
         try:
             return run(command, timeout_s=timeout_s, cwd=cwd, PYTHONPATH="" if command[0] == "nsys" else str(ROOT))
