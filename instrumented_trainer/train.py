@@ -227,9 +227,10 @@ def start(config: Config) -> Job:
     """
     world, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    if cuda and local_rank >= torch.cuda.device_count():
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if cuda and here > torch.cuda.device_count():
         raise TrainerError(
-            f"local rank {local_rank} has no GPU: this machine has {torch.cuda.device_count()}",
+            f"{here} ranks on this machine need as many GPUs: it has {torch.cuda.device_count()}",
             hint="start fewer ranks a machine, or add --device cpu",
         )
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")

@@ -142,6 +142,15 @@ def test_a_port_in_use_is_one_line() -> None:
     assert f"the ranks cannot meet at 127.0.0.1:{meeting['MASTER_PORT']}" in done.said()[0]
 
 
+def test_too_few_gpus_is_one_line() -> None:
+    done = jobs.train("--device", "cuda", ranks=2)
+    if torch.cuda.device_count() >= 2:
+        pytest.skip("this machine has the GPUs")
+    assert done.status != 0
+    assert len(done.said()) == 1
+    assert "2 ranks on this machine need as many GPUs" in done.said()[0]
+
+
 def test_missing_deepspeed_is_one_line() -> None:
     blocked = (
         "import sys; sys.modules['deepspeed'] = None; sys.argv = ['', '--strategy', 'zero3'];"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,12 @@ def test_low_precision_and_shards_drawn_apart_still_learn(tmp_path: Path) -> Non
     ]
     for flags, result in zip(runs, jobs.train_many(runs, 2, tmp_path / "losses.json"), strict=True):
         assert sum(result["losses"][-3:]) / 3 < result["losses"][0] - 0.05, flags
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_layers_train_alike(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--steps", "3", "--layers", "1", "--dim", "32", "--heads", "2", "--hidden", "32"]
+    runs = [[*small, "--strategy", "fsdp2", *more] for more in ([], ["--compile"])]
+    eager, compiled = jobs.train_many(runs, 2, tmp_path / "losses.json")
+    assert compiled["losses"] == pytest.approx(eager["losses"], abs=1e-4)
+    assert [row[1:5] for row in compiled["last_step"]] == [row[1:5] for row in eager["last_step"]]

@@ -130,8 +130,11 @@ def compare(runs: dict[str, list[str]], python: str, tmp_path: Path) -> None:
     """
     common = ["--device", "cpu", "--steps", "3", *SMALL]
     results = jobs.train_many([[*flags, *common] for flags in runs.values()], 2, tmp_path / "runs.json", python)
-    for (name, flags), result in zip(runs.items(), results, strict=True):
-        plan = planned(tmp_path, *flags, *SMALL, python=python)["collectives"]
+    wanted = json.dumps([["--dry-world", "2", *SMALL, *flags] for flags in runs.values()])
+    done = jobs.run([python, str(Path(__file__).with_name("trainer_plans.py")), wanted], timeout_s=120)
+    assert done.status == 0, done.err
+    plans = json.loads(next(line for line in done.out.splitlines() if line.startswith("PLANS")).removeprefix("PLANS"))
+    for name, plan, result in zip(runs, plans, results, strict=True):
         expected = [[c["phase"], c["op"], c["dtype"], c["elements"], c["bytes"]] for c in plan]
         found = [row[:5] for row in result["last_step"] if row[3] > 1]
         assert found == expected, name
