@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.nsys]
 
 LAYERS = 4
 STEPS = 4
+NO_SAMPLING = ["-s", "none", "--cpuctxsw", "none"]
+"""With CPU sampling, its default, nsys 2022.4 sometimes spins for ever when a run ends."""
 
 
 @dataclass
@@ -74,22 +76,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script by its path, as anyone would type it, from a folder that is not the checkout."""
     folder = tmp_path_factory.mktemp("healthy")
     job = jobs.torchrun(str(jobs.ROOT / "instrumented_trainer" / "train.py"), "--device", "cpu", "--steps", str(STEPS))
-    # Without CPU sampling, nsys's default, which makes nsys 2022.4 spin for ever at the end of some runs.
-    command = [
-        "nsys",
-        "profile",
-        "-t",
-        "cuda,nvtx",
-        "-s",
-        "none",
-        "--cpuctxsw",
-        "none",
-        "-f",
-        "true",
-        "-o",
-        "report",
-        *job,
-    ]
+    command = ["nsys", "profile", "-t", "cuda,nvtx", *NO_SAMPLING, "-f", "true", "-o", "report", *job]
     done = jobs.capture(command, timeout_s=90, cwd=folder)
     assert done.status == 0, done.err
     assert jobs.leftovers(done.token) == []
@@ -181,18 +168,11 @@ HANG = ["--device", "cpu", "--steps", "10", "--fault", "hang", "--fault-step", "
 
 def test_an_interrupted_hang_leaves_the_open_ranges(tmp_path: Path) -> None:
     token = uuid.uuid4().hex
-    command = [
-        "nsys",
-        "profile",
-        "-t",
-        "nvtx",
-        "-o",
-        "hang",
-        *jobs.torchrun("-m", "instrumented_trainer", *HANG, "--log-every", "1"),
-    ]
+    profiler = ["nsys", "profile", "-t", "nvtx", *NO_SAMPLING, "-o", "hang"]
+    command = [*profiler, *jobs.torchrun("-m", "instrumented_trainer", *HANG, "--log-every", "1")]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(command, cwd=tmp_path, env=jobs.environment(token), stdout=log, stderr=log)
     try:
-        with (tmp_path / "log").open("w") as log:
-            job = subprocess.Popen(command, cwd=tmp_path, env=jobs.environment(token), stdout=log, stderr=log)
         deadline = time.monotonic() + 60
         while "step    1" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -202,6 +182,7 @@ def test_an_interrupted_hang_leaves_the_open_ranges(tmp_path: Path) -> None:
         remaining = jobs.leftovers(token)
     finally:
         jobs.end_all(token)
+        job.wait()
     assert remaining == []
     database = export(tmp_path / "hang.nsys-rep")
     assert_hang_is_seen(by_rank(database))
