@@ -16,6 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tracekit.config import DEFAULT
+from tracekit.metrics.accounting import Covers
+from tracekit.metrics.collectives import collectives
+from tracekit.metrics.identity import communicator_sizes, rank_collectives
+from tracekit.metrics.together import put_together
 from tracekit.timeline import (
     NO_VALUE,
     NONE,
@@ -182,9 +187,21 @@ class ProcessSketch:
             name=np.array([op["name"] for op in ops], np.int32),
             call=np.array([call_row.get(op["call"], NONE) for op in ops], np.int32),
             nccl=np.array([range_row.get(op["nccl"], NONE) for op in ops], np.int32),
+            grid=np.full(n, NONE, np.int64),
             bytes=np.full(n, NONE, np.int64),
             pageable=np.zeros(n, np.bool_),
         )
+
+
+def collective_table(timeline, windows, *, world_size=None):
+    """The table of collectives of a timeline, matched and told from waiting as an analysis does it."""
+    tracks = timeline.ranks
+    covers = [Covers.of(track.ops) for track in tracks]
+    sizes = communicator_sizes(timeline)
+    found = [rank_collectives(timeline, *each, sizes) for each in zip(tracks, covers, windows, strict=True)]
+    together = put_together(timeline, tracks, found, covers, DEFAULT, align=True)
+    no_steps = [(int64([]), int64([])) for _ in tracks]
+    return collectives(tracks, found, covers, windows, together.matched, no_steps, world_size=world_size)
 
 
 def int64(values):

@@ -108,7 +108,7 @@ def test_picked_ranks():
 
 
 def test_picked_steps_are_the_steady_ones():
-    found = analysis(job(), steps=frozenset({0, 2, 99}))
+    found = analysis(job(), steps=frozenset({0, 2}))
     assert [step.step for step in found.ranks[0].steps] == [0, 2]
     assert (found.steady.steps, found.steady.left_out) == ((0, 2), ())
     assert found.steady.account.wall_ns == 1000

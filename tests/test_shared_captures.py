@@ -7,11 +7,10 @@ from functools import cache
 
 import pytest
 from conftest import shared_folder
+from handmade import collective_table
 
 import tracekit
 from tracekit.analysis import Options
-from tracekit.metrics.accounting import Covers
-from tracekit.metrics.collectives import collectives, rank_collectives
 
 pytestmark = pytest.mark.shared
 
@@ -145,10 +144,8 @@ def test_transfer_and_peer_wait_of_the_straggler(name):
     """
     path = f"cases/{name}"
     timeline = tracekit.open(FOLDER / (path if (FOLDER / path).is_dir() else f"{path}.sqlite"))
-    covers = [Covers.of(track.ops) for track in timeline.ranks]
     windows = [(int(track.ops.start[0]), int(track.ops.end.max())) for track in timeline.ranks]
-    found = [rank_collectives(timeline, *each) for each in zip(timeline.ranks, covers, windows, strict=True)]
-    (row,) = collectives(timeline, timeline.ranks, found, covers, windows, world_size=4)
+    (row,) = collective_table(timeline, windows, world_size=4)
     assert (row.op, row.count) == ("all_reduce", 6)
     assert row.transfer_ns == CASES[name]["transfer_ns"]
     assert row.peer_wait_ns == 5 * sum(CASES[name]["peer_wait_ns"].values())

@@ -17,6 +17,7 @@ from tracekit.errors import CaptureError, NoGpuWorkError, TracekitError, UsageEr
 if TYPE_CHECKING:
     from tracekit.analysis import Options, analyze
     from tracekit.capture import open_captures as open  # noqa: A004 - the house calls it so
+    from tracekit.report.frames import frames
     from tracekit.results import Account, Analysis, Finding, Severity
     from tracekit.timeline import Timeline
 
@@ -24,6 +25,7 @@ _LAZY = {
     "open": ("tracekit.capture", "open_captures"),
     "analyze": ("tracekit.analysis", "analyze"),
     "Options": ("tracekit.analysis", "Options"),
+    "frames": ("tracekit.report.frames", "frames"),
     "Account": ("tracekit.results", "Account"),
     "Analysis": ("tracekit.results", "Analysis"),
     "Finding": ("tracekit.results", "Finding"),
@@ -44,6 +46,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "frames",
     "open",
 ]
 

@@ -10,18 +10,29 @@ import numpy as np
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import NoGpuWorkError, UsageError
-from tracekit.metrics.accounting import Covers, account, accounts
-from tracekit.metrics.collectives import RankCollectives, collectives, rank_collectives
+from tracekit.metrics.clocks import FEWEST
+from tracekit.metrics.collectives import collectives
 from tracekit.metrics.host import host_ranks
-from tracekit.metrics.labels import Vocabulary, main_thread, vocabulary
-from tracekit.metrics.phases import modules_of_window, phases_of_steps
-from tracekit.metrics.steady import steady_steps
-from tracekit.metrics.steps import StepRanges, StepWindows, main_stream, step_ranges, step_windows
+from tracekit.metrics.identity import communicator_sizes
+from tracekit.metrics.links import links
+from tracekit.metrics.matching import FINISH_TOGETHER
+from tracekit.metrics.one_rank import RankMeasures, measure_rank, rank_result
+from tracekit.metrics.steady import steady_steps, steady_windows
+from tracekit.metrics.together import (
+    Blame,
+    Together,
+    blame,
+    clock_of,
+    put_together,
+    stages,
+    with_caused_waits,
+    with_causes,
+)
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Account, Analysis, Capture, Clock, Finding, Rank, SkippedRule, Step
+from tracekit.results import Analysis, Capture, Finding, Rank, SkippedRule, Steady
 from tracekit.rules import check_all
 from tracekit.rules.base import Context
-from tracekit.timeline import NONE, Kind, RankTrack, Source, Timeline
+from tracekit.timeline import RankTrack, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,8 @@ class Options:
     skip_warmup: int | None = None
     """Leave out exactly this many leading steps from the steady ones; None: by the rule."""
     rules: bool = True
+    align: bool = True
+    """Align the captures' clocks by their collectives; without, times are compared as they are."""
     allow_no_gpu: bool = False
     """Report the NVTX view of captures that hold no rank."""
     thresholds: Thresholds = DEFAULT
@@ -52,30 +65,42 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     if not timeline.ranks:
         return _host_view(timeline, options)
     tracks = _picked_ranks(timeline, options)
-    measured = [_measure(timeline, track, options) for track in tracks]
+    sizes = communicator_sizes(timeline)
+    measured = [
+        measure_rank(timeline, track, sizes, step_marker=options.step_marker, window=options.window) for track in tracks
+    ]
     if options.step_marker is not None and not any(m.steps for m in measured):
         raise UsageError(
             f"--step-marker {options.step_marker!r}: no NVTX range of this name holds the launch of a kernel",
             hint="tracekit info CAPTURE lists the ranges by name.",
         )
+    found = [m.collectives for m in measured]
+    covers = [m.covers for m in measured]
+    together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
+    measured = [replace(m, steps=with_causes(m.steps, w)) for m, w in zip(measured, together.waits, strict=True)]
     measured = _picked_steps(measured, options)
     steady = steady_steps(
         [m.steps for m in measured], options.thresholds, options.skip_warmup, all_of_them=options.steps is not None
     )
-    ranks = tuple(_rank(timeline, m, steady.steps if steady else (), tracks[0]) for m in measured)
-    table = collectives(
-        timeline,
-        tracks,
-        [m.collectives for m in measured],
-        [m.covers for m in measured],
-        [m.window for m in measured],
-        world_size=_world_size(timeline),
-    )
+    verdict = blame(timeline, measured, together, steady, options.thresholds)
+    ranks = _ranks(timeline, measured, together, verdict, steady)
+    windows = [m.window for m in measured]
+    chosen = [steady_windows(m.steps, steady) for m in measured]
+    table = collectives(tracks, found, covers, windows, together.matched, chosen, world_size=_world_size(timeline))
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     if options.rules:
         context = Context(
-            timeline=timeline, ranks=ranks, steady=steady, collectives=table, thresholds=options.thresholds
+            timeline=timeline,
+            ranks=ranks,
+            steady=steady,
+            collectives=table,
+            stragglers=verdict.stragglers,
+            links=links([_host(timeline, t) for t in tracks], tracks, found, together.waits, together.matched),
+            stages=stages(tracks, found, verdict.arrivals.peers),
+            waits_told=any(bool(np.any(w.wait >= 0)) for w in together.waits),
+            not_aligned=_not_aligned(timeline, tracks, together),
+            thresholds=options.thresholds,
         )
         findings, skipped = check_all(context)
     return Analysis(
@@ -83,10 +108,22 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
         ranks=ranks,
         steady=steady,
         collectives=table,
+        stragglers=verdict.stragglers,
         findings=findings,
         skipped_rules=skipped,
         remedies=_remedies(timeline, ranks),
     )
+
+
+def _ranks(
+    timeline: Timeline, measured: Sequence[RankMeasures], together: Together, verdict: Blame, steady: Steady | None
+) -> tuple[Rank, ...]:
+    ranks = []
+    for row, (m, fit) in enumerate(zip(measured, together.clocks, strict=True)):
+        clock = clock_of(fit, _coarse(timeline, m.track, measured[0].track))
+        m = replace(m, steps=with_caused_waits(m.steps, row, verdict, steady))  # noqa: PLW2901
+        ranks.append(rank_result(timeline, m, steady.steps if steady else (), clock))
+    return tuple(ranks)
 
 
 def _host_view(timeline: Timeline, options: Options) -> Analysis:
@@ -101,25 +138,11 @@ def _host_view(timeline: Timeline, options: Options) -> Analysis:
         ranks=(),
         steady=None,
         collectives=(),
+        stragglers=(),
         findings=(),
         skipped_rules=(),
         host_ranks=ranks,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Measured:
-    """One rank's measures, on the way to its `Rank`."""
-
-    track: RankTrack
-    covers: Covers
-    window: tuple[int, int]
-    totals: Account
-    stream: int | None
-    marks: StepRanges | None
-    words: Vocabulary
-    steps: tuple[Step, ...]
-    collectives: RankCollectives
 
 
 def _picked_ranks(timeline: Timeline, options: Options) -> tuple[RankTrack, ...]:
@@ -134,85 +157,7 @@ def _picked_ranks(timeline: Timeline, options: Options) -> tuple[RankTrack, ...]
     return tuple(track for track in timeline.ranks if track.rank in options.ranks)
 
 
-def _measure(timeline: Timeline, track: RankTrack, options: Options) -> _Measured:
-    ops, process = track.ops, timeline.processes[track.process]
-    covers = Covers.of(ops)
-    first, last = int(ops.start[0]), int(ops.end.max())
-    low, high = options.window
-    window = max(first, low if low is not None else first), min(last, high if high is not None else last)
-    if window[1] < window[0] or (window[1] == window[0] and first < last):
-        raise UsageError(
-            f"--window: rank {track.rank} has no GPU work in it",
-            hint=f"Its GPU work runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s on the capture's clock.",
-        )
-    stream = main_stream(ops)
-    words = vocabulary(timeline, process.ranges)
-    marks = step_ranges(timeline, process, words, options.step_marker)
-    windows = step_windows(ops, process, marks, stream) if marks else None
-    if windows is not None and options.window != (None, None):
-        windows = windows.inside(*window)
-    return _Measured(
-        track=track,
-        covers=covers,
-        window=window,
-        totals=account(covers, *window),
-        stream=stream,
-        marks=marks,
-        words=words,
-        steps=_steps(timeline, track, covers, windows, words, stream, _speaker(timeline, track, marks, words))
-        if windows
-        else (),
-        collectives=rank_collectives(timeline, track, covers, window),
-    )
-
-
-def _speaker(timeline: Timeline, track: RankTrack, marks: StepRanges | None, words: Vocabulary) -> int | None:
-    """The thread that speaks for launches of silent threads: the one with the steps, else with most phases."""
-    if marks is not None:
-        return marks.thread
-    return main_thread(timeline.processes[track.process].ranges, words.where(lambda a: a.phase is not None))
-
-
-def _steps(
-    timeline: Timeline,
-    track: RankTrack,
-    covers: Covers,
-    windows: StepWindows,
-    words: Vocabulary,
-    stream: int | None,
-    thread: int | None,
-) -> tuple[Step, ...]:
-    process = timeline.processes[track.process]
-    by_phase = phases_of_steps(track.ops, process, words, covers, windows, stream, thread)
-    rows = zip(
-        windows.number.tolist(),
-        windows.start.tolist(),
-        windows.end.tolist(),
-        accounts(covers, windows.start, windows.end),
-        by_phase,
-        strict=True,
-    )
-    return tuple(
-        Step(
-            step=number,
-            start_ns=start,
-            end_ns=end,
-            account=whole,
-            by_phase=phases,
-            exposed_comm_by_cause=_unknown(whole.exposed_comm_ns),
-            exposed_copy_by_cause=_unknown(whole.exposed_copy_ns),
-            idle_by_cause=_unknown(whole.idle_ns),
-        )
-        for number, start, end, whole, phases in rows
-    )
-
-
-def _unknown(ns: int) -> dict[str, int]:
-    """All time under ``unknown``, for no cause is told apart yet; {} where there is no such time."""
-    return {"unknown": ns} if ns else {}
-
-
-def _picked_steps(measured: Sequence[_Measured], options: Options) -> list[_Measured]:
+def _picked_steps(measured: Sequence[RankMeasures], options: Options) -> list[RankMeasures]:
     if options.steps is None:
         return list(measured)
     have = {step.step for m in measured for step in m.steps}
@@ -221,55 +166,34 @@ def _picked_steps(measured: Sequence[_Measured], options: Options) -> list[_Meas
         raise UsageError(
             "--steps: the captures hold no steps", hint="Name the range that marks one with --step-marker."
         )
-    if len(missing) == len(options.steps):
+    if missing:
         raise UsageError(
             f"--steps: there is no step {missing[0]}", hint=f"The captures hold steps {spans(sorted(have))}."
         )
     return [replace(m, steps=tuple(step for step in m.steps if step.step in options.steps)) for m in measured]
 
 
-def _rank(timeline: Timeline, m: _Measured, steady: Sequence[int], first: RankTrack) -> Rank:
-    track, process = m.track, timeline.processes[m.track.process]
-    ops = track.ops
-    kernels = ops.source <= Source.GRAPH
-    opaque = (ops.source == Source.GRAPH) & (ops.kind == Kind.COMPUTE)
-    kept = set(steady)
-    chosen = [step for step in m.steps if step.step in kept]
-    start = np.array([step.start_ns for step in chosen] or [m.window[0]], np.int64)
-    end = np.array([step.end_ns for step in chosen] or [m.window[1]], np.int64)
-    return Rank(
-        rank=track.rank,
-        rank_source=track.rank_source,
-        host=track.host,
-        pid=track.pid,
-        device=track.device,
-        device_name=track.device_name,
-        capture=process.capture,
-        clock=_clock(timeline, track, first),
-        totals=m.totals,
-        start_ns=m.window[0],
-        end_ns=m.window[1],
-        main_stream=m.stream,
-        step_source=m.marks.source if m.marks and m.steps else None,
-        steps=m.steps,
-        modules=modules_of_window(
-            ops, process, m.words, m.covers, start, end, _speaker(timeline, track, m.marks, m.words)
-        ),
-        kernels=int(np.count_nonzero(kernels)),
-        kernels_launched=int(np.count_nonzero(kernels & (ops.call != NONE))),
-        opaque_ns=account(Covers.of(ops.rows(opaque)), *m.window).compute_ns if opaque.any() else 0,
-    )
+def _host(timeline: Timeline, track: RankTrack) -> str:
+    """The rank's host, or its capture where the host is not known: one report is of one host."""
+    return track.host or timeline.captures[timeline.processes[track.process].capture].path
 
 
-def _clock(timeline: Timeline, track: RankTrack, first: RankTrack) -> Clock:
-    """Ranks of one capture share its clock; others are put beside each other by the captures' wall-clock start."""
-    own, reference = timeline.processes[track.process].capture, timeline.processes[first.process].capture
-    if own == reference:
-        return Clock(offset_ns=0, drift_ppm=None, uncertainty_ns=None, method="same_capture")
-    starts = timeline.captures[reference].start_epoch_ns, timeline.captures[own].start_epoch_ns
-    if starts[0] is None or starts[1] is None:
-        return Clock(offset_ns=None, drift_ppm=None, uncertainty_ns=None, method=None)
-    return Clock(offset_ns=starts[0] - starts[1], drift_ppm=None, uncertainty_ns=None, method="session_start")
+def _not_aligned(timeline: Timeline, tracks: Sequence[RankTrack], together: Together) -> tuple[str, ...]:
+    """Captures with collectives whose clock does not fit the others'."""
+    paths = []
+    for row, (track, clock) in enumerate(zip(tracks, together.clocks, strict=True)):
+        shared = sum(
+            kind.index.shape[1] for kind in together.matched if row in kind.members and kind.op in FINISH_TOGETHER
+        )
+        if clock is None and shared >= FEWEST:
+            paths.append(timeline.captures[timeline.processes[track.process].capture].path)
+    return tuple(dict.fromkeys(paths))
+
+
+def _coarse(timeline: Timeline, track: RankTrack, first: RankTrack) -> int | None:
+    """Offset to the first rank's clock by the wall clocks at the captures' starts, where both are known."""
+    own, reference = (timeline.captures[timeline.processes[t.process].capture].start_epoch_ns for t in (track, first))
+    return reference - own if own is not None and reference is not None else None
 
 
 def _world_size(timeline: Timeline) -> int | None:
@@ -308,7 +232,9 @@ def _remedies(timeline: Timeline, ranks: Sequence[Rank]) -> tuple[tuple[str, str
     relevant = {"nvtx", "launch_rows", "graph_nodes"} | ({"nccl_payload"} if communicates else set())
     found = [REMEDIES[key] for key in REMEDIES if key in lacking & relevant]
     if communicates and len(ranks) == 1:
-        found.append(("waiting apart from transfer (one rank only)", "analyze the captures of all ranks together"))
+        more = len(timeline.ranks) > 1
+        how = "leave --ranks out" if more else "analyze the captures of all ranks together"
+        found.append(("waiting apart from transfer (one rank only)", how))
     return tuple(found)
 
 

@@ -170,6 +170,9 @@ def main() -> None:
 @click.option(
     "--step-marker", metavar="NAME", help="Name of the NVTX range that marks a step, or a regular expression for it."
 )
+@click.option(
+    "--no-align", is_flag=True, help="Compare the captures' clocks as they are, not aligned by their collectives."
+)
 @click.option("--no-rules", is_flag=True, help="Account only; check no rules.")
 @click.option(
     "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
@@ -189,6 +192,7 @@ def analyze(
     window: tuple[int | None, int | None],
     skip_warmup: int | None,
     step_marker: str | None,
+    no_align: bool,
     no_rules: bool,
     allow_no_gpu: bool,
     fail_on: str | None,
@@ -216,6 +220,7 @@ def analyze(
         step_marker=step_marker,
         skip_warmup=skip_warmup,
         rules=not no_rules,
+        align=not no_align,
         allow_no_gpu=allow_no_gpu,
     )
     with _progress(quiet) as (progressing, shown):

@@ -18,6 +18,44 @@ class Thresholds:
     """† A finding that costs this share of the step is an error."""
     warning_share: float = 0.02
     """† A finding that costs this share of the step is a warning; exposed time from here on is always reported."""
+    wait_share: float = 0.02
+    """† Exposed waiting below this share of the step blames nobody: natural spread alone gives 1.5-1.8 % raw."""
+    persistent_share: float = 0.5
+    """† From this share of all waiting on, caused by one rank, it is that rank (P)."""
+    rotating_share: float = 0.4
+    """† Below this share for the worst rank, ranks take turns; in between it is undecided."""
+    turn_share: float = 0.1
+    """† A rank that causes this share of the waiting takes part in the turns."""
+    own_wait_ratio: float = 0.25
+    """† Who makes others wait waits itself at most this × the median."""
+    slow_compute_ratio: float = 1.05
+    """† Compute, or the same kernel, this × the peers' is slow (W)."""
+    every_kernel_share: float = 0.9
+    """† From this share of kernel time being slow on, it is the device and not a kernel."""
+    explained_share: float = 0.5
+    """† A reason has to account for this share of the lateness."""
+    launch_lag_ns: int = 20_000
+    """† A collective that starts this soon after its launch call was waiting for nothing but the launch."""
+    length_variation: float = 0.1
+    """† Coefficient of variation of compute over ranks and steps from which sequence lengths are suspected."""
+    length_correlation: float = 0.9
+    """Correlation of forward with backward time that says: long input, not a slow GPU (published practice)."""
+    jitter_ratio: float = 1.5
+    """† p95 over median transfer of one kind of collective from which the network is called jittery."""
+    jitter_count: int = 20
+    """† Fewer collectives of one kind than this have no p95."""
+    skew_share: float = 0.5
+    """† Waiting beyond this share of the transfer is skew between ranks, not the network."""
+    slow_link_ratio: float = 0.6
+    """† A communicator whose bus bandwidth is below this × that of the others of its kind is slow."""
+    clock_tolerance_ns: int = 2_000
+    """GPU timestamps tick at 32 ns to 1 µs; ends of one collective differ by up to ±2 µs (measured)."""
+    timestamp_tick_ns: int = 1_000
+    """The coarsest tick of GPU timestamps that was measured."""
+    clock_residual_ns: int = 50_000
+    """† Clocks that fit no better than this are called not alignable; real jobs fit to 1.1-1.8 µs."""
+    coarse_clock_error_ns: int = 60_000_000_000
+    """† Wall clocks of hosts may be wrong by this much (a minute), not more."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
 

@@ -48,6 +48,8 @@ class Step:
     exposed_comm_by_cause: dict[str, int] = field(default_factory=dict)
     exposed_copy_by_cause: dict[str, int] = field(default_factory=dict)
     idle_by_cause: dict[str, int] = field(default_factory=dict)
+    caused_wait_ns: int | None = None
+    """Exposed time, mean over ranks, that the others waited here for this rank; None where it cannot be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,8 @@ class Clock:
     drift_ppm: float | None
     uncertainty_ns: int | None
     method: str | None
-    """``same_capture``, ``session_start`` (coarse: the captures' wall-clock start) or None."""
+    """``same_capture``; ``collectives`` (measured from their ends); ``session_start`` (coarse: the captures' wall-clock
+    start); None where it cannot be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,8 @@ class Collective:
     """Sum over ranks of the measure of these operations' union."""
     exposed_ns: int
     """Sum over ranks; summed over all collectives it equals the ranks' exposed communication."""
+    exposed_per_step_ns: int | None
+    """The same a steady step, mean over ranks; None without steps."""
     overlap_ratio: float | None
     transfer_ns: int | None
     """Median over collectives of the shortest duration over ranks; None unless all ranks were captured."""
@@ -155,6 +160,31 @@ class Collective:
     """Sum over ranks and collectives of the time beyond the transfer."""
     algbw_gbps: float | None
     busbw_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that others wait for."""
+
+    rank: int
+    verdict: str
+    """persistent, rotating or undecided."""
+    wait_caused_ns: int
+    """Exposed time a step, mean over ranks, in collectives where this rank arrived last."""
+    last_arrivals_share: float
+    """Share of collectives where it arrived last (for information; ``caused_share`` decides)."""
+    caused_share: float
+    """Share of all exposed waiting that it caused (P)."""
+    compute_ratio: float
+    """Its compute over its peers' median (W)."""
+    cause: str
+    """slow_compute, host_stall, late_launch, data, sequence_length, stage, link or unknown."""
+    kernel_ratio: float | None
+    """Duration of the same kernels over the peers', by time; None where none are shared, or ranks take turns."""
+    slow_kernels_share: float | None
+    """Share of the shared kernels' time in kernels that are slow here."""
+    idle_excess_ns: int | None
+    """Idle time a step beyond its peers' median; None where several ranks take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +272,8 @@ class Analysis:
     """None where the capture has no steps."""
     collectives: tuple[Collective, ...]
     """Most exposed time first."""
+    stragglers: tuple[Straggler, ...]
+    """Ranks with a verdict, most waiting caused first; () where nobody stands out."""
     findings: tuple[Finding, ...]
     """Costliest first."""
     skipped_rules: tuple[SkippedRule, ...]

@@ -56,6 +56,8 @@ class Ops:
     """Row in the process's `Calls` that launched the operation, or NONE where the capture lacks it."""
     nccl: Int32
     """Row in the process's `Ranges` of the innermost NCCL-domain range around the launch, or NONE."""
+    grid: Int64
+    """Number of thread blocks of a kernel; NONE for others and where the capture lacks it."""
     bytes: Int64
     """Size of a copy; NONE for kernels and where the capture lacks it."""
     pageable: Bool

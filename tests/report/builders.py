@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from tracekit.results import (
     SkippedRule,
     Steady,
     Step,
+    Straggler,
 )
 from tracekit.timeline import NONE, Calls, CaptureInfo, Kind, Ops, Process, Ranges, RankTrack, Source, Syncs, Timeline
 
@@ -133,6 +135,7 @@ def make_timeline(job: Job, paths: tuple[str, ...] = ("run1.sqlite",)) -> Timeli
                     name=np.array([names.setdefault(op[4], len(names)) for op in ordered], np.int32),
                     call=np.full(n, NONE, np.int32),
                     nccl=np.full(n, NONE, np.int32),
+                    grid=np.full(n, NONE, np.int64),
                     bytes=np.full(n, NONE, np.int64),
                     pageable=np.zeros(n, np.bool_),
                 ),
@@ -193,6 +196,7 @@ def make_analysis(job: Job, *, steps: bool = True, findings: tuple[Finding, ...]
         ranks=ranks,
         steady=steady,
         collectives=_collectives(job),
+        stragglers=(),
         findings=findings,
         skipped_rules=(),
     )
@@ -276,6 +280,7 @@ def _collectives(job: Job) -> tuple[Collective, ...]:
                 bytes_source="nccl_payload",
                 comm_ns=comm,
                 exposed_ns=comm - over,
+                exposed_per_step_ns=None,
                 overlap_ratio=over / comm,
                 transfer_ns=930_011,
                 peer_wait_ns=None,
@@ -358,3 +363,67 @@ def by_hand() -> Job:
                 (t + 88 * MS, t + 93 * MS, COPY_STREAM, Kind.COPY, "memcpy HtoD"),
             ]
     return job
+
+
+def with_waits(
+    analysis: Analysis, waited_ms: Callable[[int, int], float], caused_ms: Callable[[int, int], float]
+) -> Analysis:
+    """Return the analysis with what each (rank, step) waited and caused others to wait, in ms."""
+
+    def step_with(rank: int, step: Step) -> Step:
+        wait, exposed = round(waited_ms(rank, step.step) * MS), step.account.exposed_comm_ns
+        causes = {"peer_wait": wait, "unknown": exposed - wait}
+        return replace(
+            step,
+            exposed_comm_by_cause={cause: ns for cause, ns in causes.items() if ns},
+            caused_wait_ns=round(caused_ms(rank, step.step) * MS),
+        )
+
+    ranks = (replace(r, steps=tuple(step_with(r.rank, s) for s in r.steps)) for r in analysis.ranks)
+    return replace(analysis, ranks=tuple(ranks))
+
+
+def straggler(rank: int, **changes: object) -> Straggler:
+    """Return a rank whose kernels are slow, as the verdict names it."""
+    found = Straggler(
+        rank=rank,
+        verdict="persistent",
+        wait_caused_ns=8 * MS,
+        last_arrivals_share=0.9,
+        caused_share=0.96,
+        compute_ratio=1.21,
+        cause="slow_compute",
+        kernel_ratio=1.22,
+        slow_kernels_share=1.0,
+        idle_excess_ns=0,
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+WAITED_MS = ((25, 20, 10), (0, 0, 5))
+CAUSED_MS = ((0, 0, 2.5), (12.5, 10, 5))
+"""Waits of `waiting_by_hand`, by rank and step."""
+
+
+def waiting_by_hand(**changes: object) -> Analysis:
+    """Return `by_hand` with rank 0 waiting for rank 1, and once the other way round; step 0 is warm-up."""
+    analysis = make_analysis(by_hand(), **changes)  # type: ignore[arg-type]
+    return with_waits(analysis, lambda r, s: WAITED_MS[r][s], lambda r, s: CAUSED_MS[r][s])
+
+
+def many_waiting(ranks: int, steps: int, slow_rank: int) -> tuple[Job, Analysis]:
+    """Return a job of many ranks and steps, all alike, in which all wait 2 ms a step for one; step 0 is warm-up."""
+    job = simulate(ranks=ranks, steps=2, layers=2, slow_rank=slow_rank)
+    analysis = make_analysis(job)
+    longer = tuple(
+        replace(rank, steps=tuple(replace(rank.steps[min(n, 1)], step=n) for n in range(steps)))
+        for rank in analysis.ranks
+    )
+    assert analysis.steady
+    analysis = replace(
+        analysis,
+        ranks=longer,
+        steady=replace(analysis.steady, steps=tuple(range(1, steps))),
+        stragglers=(straggler(slow_rank),),
+    )
+    return job, with_waits(analysis, lambda r, s: 2.0 * (r != slow_rank), lambda r, s: 1.5 * (r == slow_rank))

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, by_hand, make_analysis, make_timeline, simulate, some_findings, some_gaps
+from builders import (
+    MS,
+    by_hand,
+    make_analysis,
+    make_timeline,
+    many_waiting,
+    simulate,
+    some_findings,
+    some_gaps,
+    straggler,
+    waiting_by_hand,
+)
 from test_report_html import hostile
+from test_report_palette import contrast
 
 from tracekit.report.html import write_html
 from tracekit.report.palette import palette
@@ -29,7 +42,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-READY = "document.querySelector('#where b') !== null"
+READY = "#where b"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +90,7 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Open]:
         opened.page.on("request", lambda r: opened.requests.append(r.url))
         opened.page.goto(path.as_uri())
         if ready:
-            opened.page.wait_for_function(READY)
+            opened.page.locator(READY).wait_for(state="attached")
         return opened
 
     yield open_
@@ -152,14 +165,14 @@ def test_keys_zoom_pan_and_return(open_report: Open) -> None:
     page.focus("#canvas")
     assert shown(page) == "101.0 ms shown"
     page.keyboard.press("w")
-    page.wait_for_function("document.querySelector('#where').innerText.startsWith('70.70')")
+    sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"^70\.70"))
     for _ in range(3):
         page.keyboard.press("d")
     page.wait_for_timeout(100)
     assert pixel(page, 1200, 40) != palette()["light"]["pale"]
     page.keyboard.press("s")
     page.keyboard.press("0")
-    page.wait_for_function("document.querySelector('#where').innerText.startsWith('101.0')")
+    sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"^101\.0"))
 
 
 def test_keys_select_and_the_live_region_reads(open_report: Open) -> None:
@@ -208,7 +221,7 @@ def test_mouse_hovers_selects_measures_and_zooms(open_report: Open) -> None:
     page.keyboard.down("Control")
     page.mouse.wheel(0, -300)
     page.keyboard.up("Control")
-    page.wait_for_function("!document.querySelector('#where').innerText.startsWith('101.0')")
+    sync_api.expect(page.locator("#where")).not_to_have_text(re.compile(r"^101\.0"))
     assert page.evaluate("scrollY") == before
     narrow = shown(page)
     page.mouse.wheel(0, 120)
@@ -310,3 +323,135 @@ def test_occupancy_is_drawn_and_explained(open_report: Open) -> None:
     canvas.hover(position={"x": at_share(0.7), "y": 68})
     assert "too short to keep one by one" in opened.page.inner_text("#tip")
     assert opened.complaints == []
+
+
+def to_patterns(page: Any) -> None:
+    page.evaluate("document.querySelector('section.patterns').scrollIntoView()")
+    page.wait_for_selector(".plot .main-svg")
+    page.wait_for_timeout(300)
+
+
+def cells_of(page: Any, figure: str) -> list[tuple[str, str, str]]:
+    """Fill, text and ink of each numbered cell, rows after one another."""
+    found: list[list[str]] = page.evaluate(
+        """figure => [...document.querySelectorAll(`[data-figure=${figure}] .point`)].map(p => {
+          const text = p.querySelector("text");
+          return text ? [p.querySelector("path").style.fill, text.textContent, text.style.fill] : null;
+        }).filter(cell => cell)""",
+        figure,
+    )
+    return [(hex_of(fill), text, hex_of(ink)) for fill, text, ink in found]
+
+
+def hex_of(css: str) -> str:
+    return "#" + "".join(f"{int(value):02X}" for value in re.findall(r"\d+", css)[:3])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_heat_maps_have_their_colours_and_numbers(open_report: Open, theme: str) -> None:
+    analysis = waiting_by_hand(stragglers=(straggler(1),))
+    opened = open_report(analysis, make_timeline(by_hand()), color_scheme=theme)
+    to_patterns(opened.page)
+    colours = palette()[theme]
+    waits, arrivals = cells_of(opened.page, "waits"), cells_of(opened.page, "arrivals")
+    assert [text for _, text, _ in waits] == ["20.0", "10.0", "0.0", "5.0"]
+    assert [text for _, text, _ in arrivals] == ["0.0", "2.5", "10.0", "5.0"]
+    assert [waits[0][0], waits[2][0]] == [colours["heat1"], colours["heat0"]]
+    assert [arrivals[2][0], arrivals[0][0]] == [colours["heat1"], colours["heat0"]]
+    halves = zip(*([int(colours[f"heat{end}"][i : i + 2], 16) for i in (1, 3, 5)] for end in (0, 1)), strict=True)
+    seen = [int(waits[1][0][i : i + 2], 16) for i in (1, 3, 5)]
+    assert seen == pytest.approx([sum(pair) / 2 for pair in halves], abs=1)
+    assert min(contrast(fill, ink) for fill, _, ink in waits + arrivals) >= 4.5
+    assert opened.complaints == []
+
+
+def test_numbers_can_be_read_on_every_shade(open_report: Open) -> None:
+    # Cells from nothing to full colour in a hundred steps of the map's scale.
+    analysis = waiting_by_hand()
+    first, second = analysis.ranks
+    rows = tuple(
+        replace(
+            second,
+            rank=n + 1,
+            steps=tuple(replace(s, exposed_comm_by_cause={"peer_wait": (n + 1) * MS}) for s in second.steps),
+        )
+        for n in range(31)
+    )
+    for theme in ("light", "dark"):
+        page = open_report(replace(analysis, ranks=(first, *rows)), make_timeline(by_hand()), color_scheme=theme).page
+        to_patterns(page)
+        cells = cells_of(page, "waits")
+        assert len({fill for fill, _, _ in cells}) > 25
+        assert min(contrast(fill, ink) for fill, _, ink in cells) >= 4.5
+
+
+def test_theme_button_repaints_heat_maps(open_report: Open) -> None:
+    page = open_report(waiting_by_hand(), make_timeline(by_hand()), color_scheme="light").page
+    to_patterns(page)
+    page.click("#theme")
+    page.wait_for_timeout(300)
+    assert cells_of(page, "waits")[0][0] == palette()["dark"]["heat1"]
+
+
+def test_waits_are_visible_among_the_parts_of_a_step(open_report: Open) -> None:
+    opened = open_report(waiting_by_hand(), make_timeline(by_hand()), color_scheme="light")
+    to_patterns(opened.page)
+    patches = opened.page.evaluate(
+        """[...document.querySelectorAll('[data-figure=steps] pattern rect')]
+          .map(rect => rect.getAttribute('fill') || rect.style.fill)"""
+    )
+    assert palette()["light"]["wait"] in [hex_of(p) if p.startswith("rgb") else p.upper() for p in patches]
+    assert opened.complaints == []
+
+
+def test_a_cell_says_what_it_is_and_leads_to_the_timeline(open_report: Open) -> None:
+    # The timeline shows step 1; rank 0 is alone with its communication for 30 ms of it.
+    opened = open_report(waiting_by_hand(), make_timeline(by_hand()))
+    page = opened.page
+    to_patterns(page)
+    boxes = [point.bounding_box() for point in page.locator("[data-figure=waits] .point").all()]
+    middles = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
+    page.mouse.move(*middles[0])
+    page.wait_for_selector("[data-figure=waits] .hovertext")
+    assert page.text_content("[data-figure=waits] .hovertext") == "rank 0, step 1: 20.0 ms"
+    page.mouse.move(middles[1][0] - 3, middles[1][1])
+    # A click is for the cell that the pointer was last seen over, and plotly looks only now and then.
+    page.locator("[data-figure=waits] .hovertext", has_text="step 2").wait_for()
+    page.mouse.click(*middles[1])  # step 2: not in the timeline
+    page.wait_for_timeout(100)
+    assert "Nothing selected" in page.inner_text("#panel")
+    page.mouse.move(middles[0][0] + 3, middles[0][1])
+    page.locator("[data-figure=waits] .hovertext", has_text="step 1").wait_for()
+    page.mouse.click(*middles[0])
+    page.locator("#canvas:focus").wait_for()
+    assert "exposed comm" in page.inner_text("#panel")
+    assert "30.00 ms" in page.inner_text("#panel")
+    assert opened.complaints == []
+
+
+def test_maps_of_512_ranks_and_200_steps_draw_without_a_complaint(open_report: Open) -> None:
+    job, analysis = many_waiting(512, 200, slow_rank=77)
+    opened = open_report(analysis, make_timeline(job))
+    to_patterns(opened.page)
+    assert opened.page.locator("[data-figure=waits] .point").count() == 33 * 51
+    assert cells_of(opened.page, "waits") == []
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert opened.complaints == []
+
+
+def test_maps_are_tables_without_script(open_report: Open) -> None:
+    page = open_report(waiting_by_hand(), make_timeline(by_hand()), java_script_enabled=False, ready=False).page
+    page.click("summary:has-text('Waits by rank and step')")
+    assert page.locator("td:has-text('12.5')").first.is_visible()
+
+
+def test_one_rank_and_no_steps_have_words_for_maps(open_report: Open) -> None:
+    for analysis, job in (
+        (make_analysis(simulate(ranks=1)), simulate(ranks=1)),
+        (make_analysis(by_hand(), steps=False), by_hand()),
+    ):
+        opened = open_report(analysis, make_timeline(job))
+        to_patterns(opened.page)
+        assert opened.page.locator("[data-figure=waits]").count() == 0
+        assert opened.page.locator(".chart", has_text="Wait for peers").is_visible()
+        assert opened.complaints == []

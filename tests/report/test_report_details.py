@@ -29,7 +29,7 @@ def test_evidence_in_words(
 def test_collectives_are_means_over_ranks() -> None:
     # Three gathers of 40 ms; exposed 30 ms on one rank and 10 ms on the other.
     (row,) = collective_rows(make_analysis(by_hand()))
-    assert (row.op, row.count, row.comm, row.exposed, row.busbw) == ("all-gather", 3, "120.0", "60.0", "325")
+    assert (row.op, row.count, row.comm, row.exposed, row.busbw) == ("all-gather", 3, "120.0 ms", "60.0", "325")
 
 
 def test_unknowns_are_said_once() -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from builders import by_hand, make_analysis, simulate
+from builders import MS, by_hand, make_analysis, many_waiting, simulate, straggler, waiting_by_hand
 from plotly.offline import get_plotlyjs_version
 
 from tracekit.report.details import collective_rows
-from tracekit.report.figures import MAX_BARS, collectives_figure, steps_figure
+from tracekit.report.figures import MAX_BARS, collectives_figure, heat_figure, steps_figure
+from tracekit.report.heat import HeatMaps, heat_maps
 from tracekit.report.palette import STATIC
 from tracekit.report.words import Scale
+from tracekit.results import Analysis
 
 MILLISECONDS = Scale("ms", 1_000_000, 1)
 
@@ -21,6 +23,12 @@ MILLISECONDS = Scale("ms", 1_000_000, 1)
 def traces(figure: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     assert figure
     return {trace["meta"]["family"]: trace for trace in figure["data"]}
+
+
+def maps_of(analysis: Analysis, rows: int = 64, columns: int = 60) -> HeatMaps:
+    maps = heat_maps(analysis, max_rows=rows, max_columns=columns)
+    assert maps
+    return maps
 
 
 def test_steps_counted_by_hand() -> None:
@@ -44,7 +52,12 @@ def test_collectives_counted_by_hand() -> None:
 
 def test_plotly_accepts_every_attribute() -> None:
     analysis = make_analysis(simulate())
-    for figure in (steps_figure(analysis, MILLISECONDS), collectives_figure(collective_rows(analysis))):
+    maps = maps_of(waiting_by_hand())
+    for figure in (
+        steps_figure(analysis, MILLISECONDS),
+        collectives_figure(collective_rows(analysis)),
+        heat_figure(maps, maps.waited, MILLISECONDS),
+    ):
         assert figure
         go.Figure(json.loads(json.dumps(figure)), skip_invalid=False)
     broken = steps_figure(analysis, MILLISECONDS)
@@ -76,3 +89,78 @@ def test_thousands_of_steps_become_means_of_neighbours() -> None:
 def test_nothing_to_draw() -> None:
     assert steps_figure(make_analysis(by_hand(), steps=False), MILLISECONDS) is None
     assert collectives_figure([]) is None
+
+
+def test_heat_map_counted_by_hand() -> None:
+    maps = maps_of(waiting_by_hand(stragglers=(straggler(1),)))
+    assert maps.waited == ((25 * MS, 20 * MS, 10 * MS), (0, 0, 5 * MS))
+    assert maps.caused == ((0, 0, 2.5 * MS), (12.5 * MS, 10 * MS, 5 * MS))
+    figure = heat_figure(maps, maps.waited, MILLISECONDS)
+    steady, warm_up = figure["data"]
+    cells = zip(steady["x"], steady["base"], steady["y"], steady["meta"]["values"], strict=True)
+    assert list(cells) == [(1, -0.5, 1, 20), (2, -0.5, 1, 10), (1, 0.5, 1, 0), (2, 0.5, 1, 5)]
+    assert (warm_up["x"], warm_up["meta"]["values"], warm_up["texttemplate"]) == ([0, 0], [25, 0], "")
+    assert steady["meta"]["top"] == warm_up["meta"]["top"] == 20  # the 25 ms of warm-up do not count
+    layout = figure["layout"]
+    assert layout["yaxis"]["ticktext"] == ["0", "▸ 1"]
+    assert [(s["x0"], s["x1"], s["line"]["dash"]) for s in layout["shapes"]] == [(-0.5, 0.5, "dash")]
+    assert layout["meta"]["columns"] == ["step 0", "step 1", "step 2"]
+
+
+def test_a_rank_without_a_step_leaves_a_hole() -> None:
+    analysis = waiting_by_hand()
+    first, second = analysis.ranks
+    maps = maps_of(replace(analysis, ranks=(first, replace(second, steps=second.steps[:2]))))
+    assert maps.waited == ((25 * MS, 20 * MS, 10 * MS), (0, 0, None))
+    assert len(heat_figure(maps, maps.waited, MILLISECONDS)["data"][0]["x"]) == 3
+
+
+def test_neighbours_share_rows_and_columns_and_a_straggler_does_not() -> None:
+    _, analysis = many_waiting(20, 201, slow_rank=5)
+    maps = maps_of(analysis, rows=16, columns=60)
+    assert [row.label for row in maps.rows] == [
+        "0-1",
+        "2-3",
+        "4",
+        "5",
+        "6-7",
+        *(f"{n}-{n + 1}" for n in range(8, 20, 2)),
+    ]
+    assert (maps.ranks_shared, maps.steps_shared) == (18, 4)
+    assert [column.label for column in maps.columns][:3] == ["0", "1-4", "5-8"]
+    assert len(maps.columns) == 1 + 50
+    assert [row[1] for row in maps.waited] == [2 * MS] * 3 + [0] + [2 * MS] * 7
+    assert maps.caused
+    assert [row[1] for row in maps.caused] == [0] * 3 + [1.5 * MS] + [0] * 7
+
+
+def test_shared_rows_hold_the_mean_of_waits_and_the_sum_of_what_was_caused() -> None:
+    analysis = waiting_by_hand()
+    four = tuple(replace(analysis.ranks[r % 2], rank=r) for r in range(4))
+    maps = maps_of(replace(analysis, ranks=four), rows=1, columns=3)
+    assert [row.ranks for row in maps.rows] == [(0, 1, 2, 3)]
+    assert maps.waited == ((12.5 * MS, 10 * MS, 7.5 * MS),)
+    assert maps.caused == ((25 * MS, 20 * MS, 15 * MS),)
+
+
+def test_noise_is_not_painted_like_a_fire() -> None:
+    # Steps of 100 ms: full colour stands for at least 2 ms.
+    analysis = waiting_by_hand()
+    tiny = {"peer_wait": 1000}
+    ranks = tuple(
+        replace(r, steps=tuple(replace(s, exposed_comm_by_cause=tiny) for s in r.steps)) for r in analysis.ranks
+    )
+    maps = maps_of(replace(analysis, ranks=ranks))
+    assert maps.top_ns(maps.waited) == 2 * MS
+
+
+def test_no_heat_map_where_waits_cannot_be_told() -> None:
+    waiting = waiting_by_hand()
+    for analysis in (
+        make_analysis(by_hand()),
+        replace(waiting, ranks=waiting.ranks[:1]),
+        make_analysis(by_hand(), steps=False),
+    ):
+        assert heat_maps(analysis, max_rows=64, max_columns=60) is None
+    untold = tuple(replace(r, steps=tuple(replace(s, caused_wait_ns=None) for s in r.steps)) for r in waiting.ranks)
+    assert maps_of(replace(waiting, ranks=untold)).caused is None

@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, Job, by_hand, make_analysis, make_timeline, simulate, some_findings, some_gaps
+from builders import (
+    MS,
+    Job,
+    by_hand,
+    make_analysis,
+    make_timeline,
+    many_waiting,
+    simulate,
+    some_findings,
+    some_gaps,
+    straggler,
+    waiting_by_hand,
+)
 
 from tracekit.errors import TracekitError
 from tracekit.report.html import render_html, write_html
@@ -187,7 +199,7 @@ def test_tables_counted_by_hand() -> None:
     rows = page_of(by_hand()).rows
     assert ["0", "100.0", "60.0", "30.0", "3.0", "7.0", "0.25"] in rows  # rank 0
     assert ["2", "100.0", "70.0", "20.0", "3.0", "7.0", "0.50"] in rows  # step 2, mean over ranks
-    assert ["all-gather", "0x5f1c0d7e22aa9b04", "2", "3", "403 MB", "120.0", "60.0", "0.50", "325"] in rows
+    assert ["all-gather", "0x5f1c0d7e22aa9b04", "2", "3", "403 MB", "120.0 ms", "60.0", "0.50", "325"] in rows
     assert ["exposed comm", "0", "+60.0 ms", "30.0 ms"] in rows
 
 
@@ -265,3 +277,79 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.stat().st_size == size
     with pytest.raises(TracekitError, match="cannot write"):
         write_html(make_analysis(job), make_timeline(job), tmp_path / "no" / "report.html")
+
+
+def test_waits_are_tables_too() -> None:
+    clock = Clock(offset_ns=5_000_000, drift_ppm=50.0, uncertainty_ns=1_200, method="collectives")
+    analysis = waiting_by_hand(stragglers=(straggler(1),))
+    ranks = (analysis.ranks[0], replace(analysis.ranks[1], host="node7", clock=clock))
+    page = page_of(by_hand(), replace(analysis, ranks=ranks))
+    assert ["0", "25.0", "20.0", "10.0"] in page.rows
+    assert ["1", "12.5", "10.0", "5.0"] in page.rows
+    # Steady steps 1 and 2: rank 0 waits (20 + 10) / 2, and 1.25 of 8.75 ms that others wait are for it.
+    assert [
+        "0",
+        "unknown",
+        "60.0",
+        "15.0",
+        "0.25",
+        "1.2",
+        "14 %",
+        "–",
+        "–",
+        "",
+        "0 ns",
+        "–",
+        "same capture",
+    ] in page.rows
+    assert [
+        "1",
+        "node7",
+        "80.0",
+        "2.5",
+        "0.75",
+        "7.5",
+        "86 %",
+        "1.21×",
+        "90 %",
+        "persistent, slow compute",
+        "5.0 ms ± 1.2 µs",
+        "50.00",
+        "collectives",
+    ] in page.rows
+    assert "clocks ± 1.2 µs" in page.flat
+    assert (
+        "ms a step. Rank 1 hardly waits: it is the one waited for. Full colour: 20.0. Dashed: warm-up, step 0."
+        in page.flat
+    )
+    assert "Rank 1slow" in page.flat
+    assert page.block("figures-data").keys() == {"steps", "collectives", "waits", "arrivals"}
+
+
+def test_maps_that_cannot_be_drawn_say_why() -> None:
+    one = page_of(simulate(ranks=1))
+    assert "Wait for peers, by rank and stepOne rank: waiting for peers cannot be told" in one.flat
+    no_steps = page_of(by_hand(), make_analysis(by_hand(), steps=False))
+    assert "so there is no map of ranks and steps." in no_steps.flat
+    unmatched = page_of(by_hand())
+    assert "no collective was found on all of its ranks." in unmatched.flat
+    waiting = waiting_by_hand()
+    untold = tuple(replace(r, steps=tuple(replace(s, caused_wait_ns=None) for s in r.steps)) for r in waiting.ranks)
+    together = page_of(by_hand(), replace(waiting, ranks=untold))
+    assert "no two ranks arrive further apart than their clocks can be trusted." in together.flat
+    for page in (one, no_steps, unmatched):
+        assert not page.block("figures-data").keys() & {"waits", "arrivals"}
+    assert "arrivals" not in together.block("figures-data")
+
+
+def test_maps_of_512_ranks_and_200_steps() -> None:
+    job, analysis = many_waiting(512, 200, slow_rank=77)
+    text = render_html(analysis, make_timeline(job))
+    assert len(text) < 2_000_000
+    page = Page(text)
+    # Blocks of 16 ranks, and rank 77 alone.
+    assert "511 ranks in 32 rows (mean). A column is the mean of up to 4 steps." in page.flat
+    figure = page.block("figures-data")["waits"]
+    assert sum(len(trace["x"]) for trace in figure["data"]) == 33 * (1 + 50)
+    assert "▸ 77" in figure["layout"]["yaxis"]["ticktext"]
+    assert [row for row in page.rows if row[:2] == ["511", "unknown"]]

@@ -86,10 +86,8 @@ def test_ranks_are_put_on_one_clock() -> None:
     job.ends[1] += shift
     analysis = make_analysis(job)
 
-    def with_offset(offset_ns: int | None) -> Scene:
-        clock = Clock(
-            offset_ns=offset_ns, drift_ppm=None, uncertainty_ns=0, method="session_start" if offset_ns else None
-        )
+    def with_offset(offset_ns: int | None, method: str | None = "session_start") -> Scene:
+        clock = Clock(offset_ns=offset_ns, drift_ppm=None, uncertainty_ns=0, method=method)
         return scene_of(job, replace(analysis, ranks=(analysis.ranks[0], replace(analysis.ranks[1], clock=clock))))
 
     exact = with_offset(shift)
@@ -99,7 +97,10 @@ def test_ranks_are_put_on_one_clock() -> None:
     # A coarse clock that is off by more than a step would leave no two ranks side by side.
     astray = with_offset(shift - 101 * MS)
     assert (astray.aligned, astray.ranks[1].start, astray.span_ns) == (False, 0, 100 * MS)
-    unknown = with_offset(None)
+    # So may clocks that were left as they are.
+    raw = with_offset(0, "not_aligned")
+    assert (raw.aligned, raw.ranks[1].start, raw.span_ns) == (False, 0, 100 * MS)
+    unknown = with_offset(None, None)
     assert (unknown.aligned, unknown.ranks[0].start, unknown.ranks[1].start, unknown.span_ns) == (False, 0, 0, 100 * MS)
 
 

@@ -8,7 +8,19 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from builders import MS, Job, by_hand, make_analysis, simulate, some_findings, some_gaps
+from builders import (
+    MS,
+    Job,
+    by_hand,
+    make_analysis,
+    many_waiting,
+    simulate,
+    some_findings,
+    some_gaps,
+    straggler,
+    waiting_by_hand,
+    with_waits,
+)
 
 from tracekit import __version__
 from tracekit.report.text import render_text
@@ -29,8 +41,8 @@ def cells(line: str) -> int:
 
 def test_whole_summary_counted_by_hand() -> None:
     # Mean of two ranks: compute (60 + 80) / 2, exposed (30 + 10) / 2, copy 3, idle 7; overlap (10 + 30) / (40 + 40).
-    # Whole capture: three gathers, (3 x 30 + 3 x 10) / 2 exposed a rank. A bar has 52 cells for 100 ms; rank 0:
-    # 31.2 + 15.6 + 1.56 + 3.64 cells, the two left over go to the remainders .64 and .6.
+    # Whole capture: three gathers, (3 x 30 + 3 x 10) / 2 exposed a rank. A bar has 43 cells for 100 ms; rank 0:
+    # 25.8 + 12.9 + 1.29 + 3.01 cells, the two left over go to the remainders .9 and .8.
     assert plain(make_analysis(by_hand())).splitlines() == [
         f"tracekit {__version__} · run1.sqlite · 2 ranks, H100 80GB HBM3 · steps 1-2 (2 of 3)",
         "",
@@ -41,9 +53,10 @@ def test_whole_summary_counted_by_hand() -> None:
         "Step  100.0 ms = 70.0 compute + 20.0 exposed comm + 3.0 copy + 7.0 idle",
         "      overlap 0.50 · median 100.0 ms · p95 100.0 ms",
         "",
-        "rank  █ compute  ▓ exposed comm  ▞ exposed copy  · idle    exposed ms  overlap",
-        "   0  " + "█" * 31 + "▓" * 16 + "▞" + "·" * 4 + "       30.0     0.25",
-        "   1  " + "█" * 42 + "▓" * 5 + "▞" + "·" * 4 + "       10.0     0.75",
+        "█ compute  ▓ exposed comm  ▞ exposed copy  · idle",
+        "rank" + " " * 47 + "compute exposed ms  overlap",
+        "   0  " + "█" * 26 + "▓" * 13 + "▞" + "·" * 3 + "     60.0       30.0     0.25",
+        "   1  " + "█" * 35 + "▓" * 4 + "▞" + "·" * 3 + "     80.0       10.0     0.75",
         "",
         "Collectives, whole capture, mean a rank     count  exposed ms  overlap  bus GB/s",
         "  all-gather 0x5f1c0d7e22aa9b04                 3        60.0     0.50       325",
@@ -97,6 +110,8 @@ def test_no_line_is_wider_than_asked(width: int, unicode: bool, verbose: bool) -
         make_analysis(simulate(), findings=some_findings(), **some_gaps()),
         make_analysis(simulate(ranks=1, comm=False), steps=False),
         hostile_analysis(),
+        with_waits(hostile_analysis(), lambda r, s: 1.0, lambda r, s: 0.5),
+        waiting_by_hand(stragglers=(straggler(1, verdict="undecided"),)),
     ]
     for analysis in jobs:
         text = plain(analysis, width, unicode=unicode, verbose=verbose)
@@ -133,7 +148,7 @@ def test_environment_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ascii_for_terminals_without_utf8() -> None:
     text = plain(make_analysis(by_hand()), unicode=False)
     assert text.isascii()
-    assert "   0  " + "#" * 31 + "c" * 16 + "m" + "." * 4 in text
+    assert "   0  " + "#" * 26 + "c" * 13 + "m" + "." * 3 in text
     assert plain(hostile_analysis(), unicode=False, verbose=True).isascii()
 
 
@@ -209,8 +224,8 @@ def test_causes_take_their_families_place_in_the_bars() -> None:
         ranks.append(replace(rank, steps=steps))
     text = plain(replace(analysis, ranks=tuple(ranks)), 100)
     assert "█ compute  ▚ peer wait  ▒ schedule  ▞ exposed copy  ░ host" in text
-    # 74 cells: compute 44.4, wait and schedule 11.1 each, copy 2.22, host 5.18
-    assert "   0  " + "█" * 45 + "▚" * 11 + "▒" * 11 + "▞" * 2 + "░" * 5 + "     15.0     0.25" in text
+    # 65 cells: compute 39, wait and schedule 9.75 each, copy 1.95, host 4.55
+    assert "   0  " + "█" * 39 + "▚" * 10 + "▒" * 10 + "▞" * 2 + "░" * 4 + "     60.0     15.0     0.25" in text
 
 
 def test_a_capture_of_no_length() -> None:
@@ -241,7 +256,12 @@ def test_evidence_and_advice_when_verbose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "note"), [("session_start", "Clocks are aligned by when"), (None, "cannot be aligned")]
+    ("method", "note"),
+    [
+        ("session_start", "Clocks are aligned by when"),
+        (None, "cannot be aligned"),
+        ("not_aligned", "not aligned, as asked"),
+    ],
 )
 def test_weak_clocks_are_told(method: str | None, note: str) -> None:
     analysis = make_analysis(simulate())
@@ -255,3 +275,95 @@ def test_text_needs_neither_templates_nor_charts() -> None:
     code = "import sys, tracekit.report.text; print(sorted({'jinja2', 'plotly', 'pandas'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_heat_maps_counted_by_hand() -> None:
+    # Shades are quarters of the largest steady cell: of 20 ms waited, of 10 ms caused. Step 0 is warm-up.
+    text = plain(waiting_by_hand(stragglers=(straggler(1),)), verbose=True)
+    block = text[text.index("Waits for its peers") : text.index("Collectives, whole")].splitlines()
+    assert block == [
+        "Waits for its peers, ms a step  · 0  █ 20.0",
+        "step        0       1       2",
+        "   0  ██ 25.0 ██ 20.0 ▒▒ 10.0",
+        "   1  ··  0.0 ··  0.0 ░░  5.0 <",
+        "",
+        "Makes others wait, ms a step over all ranks  · 0  █ 10.0",
+        "step        0       1       2",
+        "   0  ··  0.0 ··  0.0 ░░  2.5",
+        "   1  ██ 12.5 ██ 10.0 ▒▒  5.0 <",
+        "warm-up: 0",
+        "",
+    ]
+    assert "Waits for its peers" not in plain(waiting_by_hand())
+    assert "Waits for its peers" not in plain(make_analysis(by_hand()), verbose=True)
+    assert "   0  ## 25.0 ## 20.0 ++ 10.0" in plain(waiting_by_hand(), unicode=False, verbose=True)
+
+
+def test_heat_maps_of_many_ranks_stay_short() -> None:
+    _, analysis = many_waiting(64, 200, slow_rank=13)
+    lines = plain(analysis, verbose=True).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("Waits for"))
+    # 16 rows at most: 13 alone, the others in eights; 74 columns at most: the one of warm-up, and 199 / 3.
+    rows = [line.split()[0] for line in lines[first + 2 : first + 11]]
+    assert rows == ["0-7", "8-15", "13", "16-23", "24-31", "32-39", "40-47", "48-55", "56-63"]
+    assert "   13 " + "·" * 68 + " <" in lines
+    assert "  0-7 " + "█" * 68 in lines
+    assert "ranks that share a row: mean, then sum; warm-up: 0" in lines
+
+
+def test_the_straggler_leads_with_its_reason_and_its_mark() -> None:
+    lead = replace(some_findings(8 * MS)[0], ranks=(1,), title="Rank 1 computes slowly, and the others wait for it")
+    rest = replace(lead, rule="TK100", title="Communication runs alone", ranks=(0, 1), cost_ns=9 * MS, gain_ns=None)
+    lead = replace(lead, gain_ns=None)
+    analysis = waiting_by_hand(findings=(rest, lead), stragglers=(straggler(1),))
+    lines = plain(analysis).splitlines()
+    assert lines[2] == "Rank 1 computes slowly, and the others wait for it."
+    assert " ".join(lines[3:5]) == (
+        "Its kernels take 1.22× as long as elsewhere. The waiting costs 8.0 of 100.0 ms a step, 8 %."
+    )
+    # Steady steps: rank 0 waits (20 + 10) / 2, rank 1 (0 + 5) / 2.
+    figures = {line.split()[0]: line.split()[2:] for line in lines if re.match(r" +\d +█", line)}
+    assert figures == {"0": ["60.0", "15.0", "0.25"], "1": ["80.0", "2.5", "0.75", "<"]}
+    assert (
+        plain(waiting_by_hand(findings=(rest, replace(lead, cost_ns=4 * MS)))).splitlines()[2]
+        == "20 % of a step is exposed communication."
+    )
+    costly = replace(rest, cost_ns=17 * MS)
+    assert plain(waiting_by_hand(findings=(costly, lead))).splitlines()[2] == "Communication runs alone."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cause": "slow_compute", "kernel_ratio": None}, "It computes 1.21× as long as its peers."),
+        (
+            {"cause": "host_stall", "idle_excess_ns": 3 * MS},
+            "Its GPU is idle for 3.0 ms a step longer than its peers'.",
+        ),
+        ({"cause": "late_launch"}, "It causes 96 % of all waiting."),
+        ({"cause": "data", "idle_excess_ns": None}, "It causes 96 % of all waiting."),
+    ],
+)
+def test_each_cause_has_its_reason(changes: dict[str, object], said: str) -> None:
+    finding = replace(some_findings(20 * MS)[0], ranks=(1,))
+    analysis = waiting_by_hand(findings=(finding,), stragglers=(straggler(1, **changes),))
+    assert said in " ".join(plain(analysis).split())
+
+
+def test_ranks_that_take_turns_are_not_marked_where_all_do() -> None:
+    finding = replace(some_findings(20 * MS)[0], rule="TK204", ranks=(0, 1))
+    turns = tuple(
+        straggler(r, verdict="rotating", cause="host_stall", caused_share=s) for r, s in ((1, 0.6), (0, 0.38))
+    )
+    text = plain(waiting_by_hand(findings=(finding,), stragglers=turns))
+    assert "They cause 98 % of all waiting, none of them more than 60 %." in " ".join(text.split())
+    assert "<" not in text
+
+
+def test_undecided_is_said_and_marked_as_such() -> None:
+    undecided = straggler(1, verdict="undecided", cause="unknown", caused_share=0.45)
+    text = plain(waiting_by_hand(stragglers=(undecided,)))
+    assert "Rank 1 causes 45 % of all waiting, 8.0 ms a step; whether it is a straggler is undecided." in " ".join(
+        text.split()
+    )
+    assert re.search(r"^   1  █.* \?$", text, re.MULTILINE)

@@ -1,26 +1,22 @@
-"""Collectives by communicator and op: how often, how long, how much of it exposed, how many bytes."""
+"""The table of collectives by communicator and op: how often, how long, how much of it exposed, how many bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.intervals import Cover, innermost, owned
-from tracekit.kernels import describe_kernel, nccl_call_op
+from tracekit.intervals import Cover, subtract, union
 from tracekit.metrics.accounting import Covers
-from tracekit.readers.nccl_payload import parse_message
+from tracekit.metrics.identity import RankCollectives
+from tracekit.metrics.matching import Matched
+from tracekit.metrics.waits import start_up, transfer_of
 from tracekit.results import Collective
-from tracekit.timeline import NO_VALUE, NONE, Kind, Process, Ranges, RankTrack, Timeline
+from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]
 
-UNKNOWN_OP = "unknown"
-GROUP = "group"
-FULL_TENSOR_OPS = {"all_gather", "reduce_scatter", "all_to_all"}
-"""Ops whose message size is one rank's share: the full tensor is that × ranks."""
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -30,178 +26,29 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "reduce": lambda _: 1.0,
 }
 """busbw = algbw × factor, as nccl-tests defines it (its doc/PERFORMANCE.md)."""
-ALL_FINISH_TOGETHER = {"all_reduce", "all_gather", "reduce_scatter"}
-"""Ops in which the shortest duration over ranks is the transfer; not rooted ops, send/recv, uneven all-to-all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankCollectives:
-    """The communication operations of one rank, each with what it is; all columns have one length."""
-
-    rank: int
-    row: NDArray[np.intp]
-    """Row in the rank's `Ops`; sorted by start."""
-    group: tuple[tuple[str | None, str], ...]
-    """Distinct (communicator, op)."""
-    of: Int64
-    """Index into ``group``."""
-    full_bytes: Int64
-    """Bytes of the full tensor, or NONE."""
-    bytes_source: tuple[str | None, ...]
-    """By ``group``."""
-    duration: Int64
-    exposed: Int64
-    """ns that no compute hides; an instant that several collectives share counts for the earliest."""
-
-
-def rank_collectives(timeline: Timeline, track: RankTrack, covers: Covers, window: tuple[int, int]) -> RankCollectives:
-    """Identify the communication operations of one rank inside a window."""
-    ops, process = track.ops, timeline.processes[track.process]
-    rows = np.flatnonzero((ops.kind == Kind.COMM) & (ops.start < window[1]) & (ops.end > window[0]))
-    own_start, own_end = owned(ops.start[rows], ops.end[rows])
-    own_start, own_end = np.clip(own_start, *window), np.clip(own_end, *window)
-    exposed = own_end - own_start - covers.compute.within(own_start, own_end)
-    calls = _NcclCalls(timeline, process)
-    # Any rank may tell: one that is captured from later on lacks the communicator's creation.
-    sizes = {communicator: size for each in timeline.ranks for communicator, size, _ in each.communicators}
-    by_name = _ops_by_name(timeline, ops.name[rows])
-    annotated = _annotated_bytes(timeline, process, ops.call[rows])
-    groups: dict[tuple[str | None, str], int] = {}
-    sources: dict[int, str | None] = {}
-    of, full = np.empty(len(rows), np.int64), np.full(len(rows), NONE, np.int64)
-    for i, (name_op, nccl) in enumerate(zip(by_name, ops.nccl[rows].tolist(), strict=True)):
-        call = calls.at(nccl)
-        op = name_op if name_op != UNKNOWN_OP else call.op
-        key = (f"{call.communicator:#x}" if call.communicator is not None else None, op)
-        group = groups.setdefault(key, len(groups))
-        of[i] = group
-        n = sizes.get(call.communicator) if call.communicator is not None else None
-        if call.bytes is not None and (op not in FULL_TENSOR_OPS or n):
-            full[i] = call.bytes * (n if op in FULL_TENSOR_OPS and n else 1)
-            sources[group] = "nccl_payload"
-        elif annotated[i] >= 0:
-            full[i] = annotated[i]
-            sources.setdefault(group, "annotation")
-    return RankCollectives(
-        rank=track.rank,
-        row=rows,
-        group=tuple(groups),
-        of=of,
-        full_bytes=full,
-        bytes_source=tuple(sources.get(g) for g in range(len(groups))),
-        duration=ops.end[rows] - ops.start[rows],
-        exposed=exposed,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    op: str
-    communicator: int | None
-    bytes: int | None
-
-
-class _NcclCalls:
-    """What NCCL's ranges say about the operation that was launched inside one of them.
-
-    A grouped operation is launched inside ncclGroupEnd: it is what the calls before it in the group asked for.
-    """
-
-    def __init__(self, timeline: Timeline, process: Process) -> None:
-        self._ranges = process.ranges
-        self._names = timeline.names
-        self._before: dict[int, list[int]] = {}
-        self._known: dict[int, _Call] = {}
-        self._grouped: dict[int, list[int]] | None = None
-
-    def at(self, row: int) -> _Call:
-        """The call behind the NCCL range in ``row`` (NONE: no range)."""
-        if row == NONE:
-            return _Call(UNKNOWN_OP, None, None)
-        if row not in self._known:
-            op = self._op(row)
-            self._known[row] = self._group(row) if op == GROUP else self._single(row, op)
-        return self._known[row]
-
-    def _op(self, row: int) -> str:
-        return nccl_call_op(self._names[int(self._ranges.name[row])]) or UNKNOWN_OP
-
-    def _single(self, row: int, op: str) -> _Call:
-        message = parse_message(op, self._ranges.payload.get(row, b""))
-        return _Call(op, message.communicator if message else None, message.bytes if message else None)
-
-    def _group(self, row: int) -> _Call:
-        if self._grouped is None:
-            self._grouped = self._calls_in_groups()
-        inside = [self._single(call, self._op(call)) for call in self._grouped.get(row, [])]
-        if not inside:
-            return _Call(UNKNOWN_OP, None, None)
-        ops = {call.op for call in inside}
-        communicators = {call.communicator for call in inside}
-        sizes = [call.bytes for call in inside if call.bytes is not None]
-        return _Call(
-            ops.pop() if len(ops) == 1 else UNKNOWN_OP,
-            communicators.pop() if len(communicators) == 1 else None,
-            sum(sizes) if len(sizes) == len(inside) else None,
-        )
-
-    def _calls_in_groups(self) -> dict[int, list[int]]:
-        """By row of a ncclGroupEnd: the rows of the calls since its ncclGroupStart, on one thread."""
-        grouped: dict[int, list[int]] = {}
-        stacks: dict[int, list[list[int]]] = {}
-        names = {i: self._names[i] for i in np.unique(self._ranges.name).tolist() if i != NONE}
-        nccl = [i for i, name in names.items() if nccl_call_op(name)]
-        for row in np.flatnonzero(np.isin(self._ranges.name, nccl)).tolist():
-            name, stack = names[int(self._ranges.name[row])], stacks.setdefault(int(self._ranges.thread[row]), [])
-            if "GroupStart" in name:
-                stack.append([])
-            elif "GroupEnd" in name:
-                inside = stack.pop() if stack else []
-                grouped[row] = inside
-                if stack:  # only the outermost end launches: it launches all
-                    stack[-1].extend(inside)
-            elif stack:
-                stack[-1].append(row)
-        return grouped
-
-
-def _ops_by_name(timeline: Timeline, name: NDArray[np.int32]) -> list[str]:
-    known = {i: describe_kernel(timeline.names[i]).op or UNKNOWN_OP for i in np.unique(name).tolist()}
-    return [known[i] for i in name.tolist()]
-
-
-def _annotated_bytes(timeline: Timeline, process: Process, call: NDArray[np.int32]) -> Int64:
-    """Bytes of the full tensor from the trainer's annotation (domain ``tracekit.comm``) around each launch, or NONE."""
-    answer = np.full(len(call), NONE, np.int64)
-    ranges: Ranges = process.ranges
-    domain = timeline.names.index("tracekit.comm") if "tracekit.comm" in timeline.names else None
-    if domain is None:
-        return answer
-    rows = np.flatnonzero((ranges.domain == domain) & (ranges.value != NO_VALUE))
-    known = np.flatnonzero(call != NONE)
-    if len(rows) == 0 or len(known) == 0:
-        return answer
-    thread, start = process.calls.thread[call[known]], process.calls.start[call[known]]
-    for each in np.unique(ranges.thread[rows]).tolist():
-        own, here = rows[ranges.thread[rows] == each], np.flatnonzero(thread == each)
-        found = innermost(ranges.start[own], ranges.end[own], start[here])
-        answer[known[here]] = np.where(found >= 0, ranges.value[own[np.maximum(found, 0)]], NONE)
-    return answer
 
 
 def collectives(
-    timeline: Timeline,
     tracks: Sequence[RankTrack],
     found: Sequence[RankCollectives],
     covers: Sequence[Covers],
     windows: Sequence[tuple[int, int]],
+    matched: Sequence[Matched],
+    steady: Sequence[tuple[Int64, Int64]],
     *,
     world_size: int | None,
 ) -> tuple[Collective, ...]:
-    """All ranks' collectives by (communicator, op), most exposed time first."""
+    """All ranks' collectives by (communicator, op), most exposed time first.
+
+    ``windows`` is what each rank's figures are for, ``steady`` the starts and ends of its steady steps.
+    """
     keys = sorted({key for each in found for key in each.group}, key=lambda key: (key[0] or "", key[1]))
-    sizes = {f"{c:#x}": size for track in timeline.ranks for c, size, _ in track.communicators}
-    rows = [_collective(key, tracks, found, covers, windows, sizes.get(key[0] or "", world_size)) for key in keys]
+    sizes = {f"{c:#018x}": size for track in tracks for c, size, _ in track.communicators}
+    rows = []
+    for key in keys:
+        kinds = [kind for kind in matched if (kind.communicator, kind.op) == key]
+        size = sizes.get(key[0] or "", world_size if key[0] is None else None)
+        rows.append(_collective(key, tracks, found, covers, windows, kinds, steady, size))
     return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, -row.comm_ns, row.op)))
 
 
@@ -211,25 +58,26 @@ def _collective(
     found: Sequence[RankCollectives],
     covers: Sequence[Covers],
     windows: Sequence[tuple[int, int]],
+    kinds: Sequence[Matched],
+    steady: Sequence[tuple[Int64, Int64]],
     size: int | None,
 ) -> Collective:
-    comm = overlapped = exposed = 0
-    starts = False  # whether this is where a rank's first collective of the capture belongs
-    durations: list[Int64] = []
+    comm = overlapped = exposed = in_steps = count = 0
     sizes: list[Int64] = []
     ranks, sources = [], []
-    for each, cover, window, track in zip(found, covers, windows, tracks, strict=True):
+    for each, cover, window, steps, track in zip(found, covers, windows, steady, tracks, strict=True):
         if key not in each.group:
             continue
         group = each.group.index(key)
         mine = each.of == group
         row = each.row[mine]
-        union = Cover.of(np.clip(track.ops.start[row], *window), np.clip(track.ops.end[row], *window))
-        comm += int(union.before[-1])
-        overlapped += int(cover.compute.within(union.start, union.end).sum())
+        all_of_it = Cover.of(np.clip(track.ops.start[row], *window), np.clip(track.ops.end[row], *window))
+        comm += int(all_of_it.before[-1])
+        overlapped += int(cover.compute.within(all_of_it.start, all_of_it.end).sum())
         exposed += int(each.exposed[mine].sum())
-        starts |= bool(mine[0]) and row[0] == np.argmax(track.ops.kind == Kind.COMM)
-        durations.append(each.duration[mine])
+        own = union(each.own_start[mine], each.own_end[mine])
+        in_steps += int(Cover.of(*subtract(own, (cover.compute.start, cover.compute.end))).within(*steps).sum())
+        count = max(count, len(row))
         sizes.append(each.full_bytes[mine])
         ranks.append(each.rank)
         sources.append(each.bytes_source[group])
@@ -237,41 +85,50 @@ def _collective(
     known = full[full != NONE]
     # A size that occurs, not the mean of two.
     full_bytes = int(np.percentile(known, 50, method="lower")) if len(known) and len(known) == len(full) else None
-    # Ranks start capturing at different times: the first collective of a capture tells nothing of waiting.
-    counted = slice(1 if starts else 0, None)
-    matched = [d[counted] for d in durations]
-    transfer = _transfer(key[1], matched, size)
-    algbw = _bandwidth(transfer, sizes[0][counted]) if transfer is not None and full_bytes is not None else None
+    transfer, moved, wait = _told(kinds, found, size)
+    algbw = _bandwidth(transfer, moved) if full_bytes is not None else None
     factor = BUS_FACTOR.get(key[1])
+    rank_steps = sum(len(start) for start, _ in steady)
+    ranks_in_it = size or (len(ranks) if len(transfer) else None)
     return Collective(
         communicator=key[0],
         op=key[1],
         ranks=tuple(ranks),
-        count=max(len(d) for d in durations),
+        count=count,
         bytes=full_bytes,
         bytes_source=_only(sources) if full_bytes is not None else None,
         comm_ns=comm,
         exposed_ns=exposed,
+        exposed_per_step_ns=round(in_steps / rank_steps) if rank_steps else None,
         overlap_ratio=overlapped / comm if comm else None,
-        transfer_ns=round(float(np.median(transfer))) if transfer is not None else None,
-        peer_wait_ns=int(sum((d - transfer).sum() for d in matched)) if transfer is not None else None,
+        transfer_ns=round(float(np.median(transfer))) if len(transfer) else None,
+        peer_wait_ns=wait if len(transfer) else None,
         algbw_gbps=algbw,
-        busbw_gbps=algbw * factor(size) if algbw is not None and factor and size else None,
+        busbw_gbps=algbw * factor(ranks_in_it) if algbw is not None and factor and ranks_in_it else None,
     )
 
 
-def _transfer(op: str, durations: Sequence[Int64], size: int | None) -> Int64 | None:
-    """Shortest duration over ranks of each collective; None unless all the communicator's ranks are here."""
-    complete = size is not None and size == len(durations) > 1 and len({len(d) for d in durations}) == 1
-    if op not in ALL_FINISH_TOGETHER or not complete or len(durations[0]) == 0:
-        return None
-    shortest: Int64 = np.min(np.stack(durations), axis=0)
-    return shortest
+def _told(kinds: Sequence[Matched], found: Sequence[RankCollectives], size: int | None) -> tuple[Int64, Int64, int]:
+    """(transfer of each collective, bytes of each, wait of all ranks in all of them), in ns and bytes.
+
+    Only where all ranks of the communicator are here, as far as its size is known. The first collective of a capture
+    is left out: ranks start capturing at different times.
+    """
+    transfers, moved, wait = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for kind in kinds:
+        if size is not None and len(kind.members) < size:
+            continue
+        durations, transfer = transfer_of(kind, found)
+        told = (transfer != NONE) & ~start_up(kind, found)
+        transfers.append(transfer[told])
+        moved.append(found[kind.members[0]].full_bytes[kind.index[0, told]])
+        wait += int((durations[:, told] - transfer[told]).sum())
+    return np.concatenate(transfers), np.concatenate(moved), wait
 
 
 def _bandwidth(transfer: Int64, moved: Int64) -> float | None:
     """Median of bytes over transfer time; bytes a ns are GB/s."""
-    real = transfer > 0
+    real = (transfer > 0) & (moved > 0)
     return float(np.median(moved[real] / transfer[real])) if real.any() else None
 
 

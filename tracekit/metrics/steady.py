@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.accounting import mean
@@ -44,6 +45,16 @@ def steady_steps(
         step_time_ns=round(float(np.median(times))),
         step_time_p95_ns=round(float(np.percentile(times, 95))),
         account=mean(chosen),
+    )
+
+
+def steady_windows(steps: Sequence[Step], steady: Steady | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(starts, ends) of a rank's steady steps, ns."""
+    kept = set(steady.steps) if steady else set()
+    chosen = [step for step in steps if step.step in kept]
+    return (
+        np.array([step.start_ns for step in chosen], np.int64),
+        np.array([step.end_ns for step in chosen], np.int64),
     )
 
 

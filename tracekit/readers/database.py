@@ -6,6 +6,7 @@ write-ahead log or a journal is copied to a temporary folder first and read ther
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sqlite3
@@ -50,6 +51,8 @@ class Column:
     name: str
     sources: tuple[str, ...]
     fill: int | bytes = 0
+    product: bool = False
+    """Multiply the sources instead of taking the first that is not NULL."""
 
     @property
     def is_bytes(self) -> bool:
@@ -189,6 +192,8 @@ class Database:
             filler: sa.ColumnElement[Any] = (
                 sa.literal_column("x''") if column.is_bytes else sa.literal_column(str(column.fill))
             )
+            if column.product and len(terms) == len(column.sources):
+                terms = [math.prod(terms[1:], start=terms[0])]
             # Text always gets its filler here: a first batch of NULLs would make the driver expect integers.
             if column.is_bytes or len(terms) != 1:
                 terms = [*terms, filler]

@@ -34,7 +34,10 @@ BASE = (
     Column("streamId", ("streamId",), NONE),
 )
 EXTRA = {
-    Source.KERNEL: (Column("nameId", ("demangledName", "shortName", "mangledName"), NULL),),
+    Source.KERNEL: (
+        Column("nameId", ("demangledName", "shortName", "mangledName"), NULL),
+        Column("grid", ("gridX", "gridY", "gridZ"), NONE, product=True),
+    ),
     Source.GRAPH: (),
     Source.MEMCPY: (Column("bytes", ("bytes",), NONE), *integers("copyKind", "srcKind", "dstKind", fill=NONE)),
     Source.MEMSET: (Column("bytes", ("bytes",), NONE),),
@@ -42,7 +45,7 @@ EXTRA = {
 
 
 def read_gpu(tables: Tables) -> Columns:
-    """All GPU operations, unsorted, in the columns of `BASE` and name, source, bytes, pageable.
+    """All GPU operations, unsorted, in the columns of `BASE` and name, source, grid, bytes, pageable.
 
     Rows without start are passed over with a note, as are those without an end (never finished in the capture).
     Raises `CaptureError` for times that cannot be true.
@@ -70,6 +73,7 @@ def _uniform(tables: Tables, source: Source, part: Columns) -> Columns:
     return part | {
         "name": name,
         "source": np.full(n, source, np.int8),
+        "grid": part.get("grid", np.full(n, NONE, np.int64)),
         "bytes": part.get("bytes", np.full(n, NONE, np.int64)),
         "pageable": (ends[0] == PAGEABLE) | (ends[1] == PAGEABLE) if ends else np.zeros(n, np.bool_),
     }

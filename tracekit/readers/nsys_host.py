@@ -112,7 +112,7 @@ def read_nvtx(tables: Tables, stop_ns: int | None) -> NvtxRows:
     )
     name = _names(tables, columns.pop("textId"), columns.pop("text"))
     payload = columns.pop("payload")
-    domain = _domains(tables, columns, name)
+    domain = _domains(columns, name)
     marks = _marks(tables, columns, name, domain)
     keep = np.flatnonzero((columns["start"] != NULL) & np.isin(columns["eventType"], (PUSH_POP, START_END)))
     start, end = columns["start"][keep], columns["end"][keep]
@@ -153,7 +153,7 @@ def _names(tables: Tables, text_id: NDArray[np.int64], text: pa.BinaryArray) -> 
     return np.where(picked != empty, picked, np.where(name == empty, NONE, name)).astype(np.int32)
 
 
-def _domains(tables: Tables, columns: Columns, name: Int32) -> Int32:
+def _domains(columns: Columns, name: Int32) -> Int32:
     """Domain name of each row; NONE in the default domain, UNKNOWN_DOMAIN where its creation is not in the capture."""
     pid, domain_id = columns["globalTid"] & PID_MASK, columns["domainId"]
     answer = np.where(domain_id == DEFAULT_DOMAIN, NONE, UNKNOWN_DOMAIN).astype(np.int32)

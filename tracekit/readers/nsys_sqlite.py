@@ -166,6 +166,7 @@ def _tracks(
                 name=gpu["name"][own],
                 call=gpu["call"][own],
                 nccl=gpu["nccl"][own],
+                grid=gpu["grid"][own],
                 bytes=gpu["bytes"][own],
                 pageable=gpu["pageable"][own],
             )

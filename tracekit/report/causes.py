@@ -60,8 +60,3 @@ def family_of_exposed(cause: str) -> str:
 def family_of_idle(cause: str) -> str:
     """Return the family of a cause of idle time; unknown causes are plain idle."""
     return _IDLE.get(cause, "idle")
-
-
-def label(cause: str) -> str:
-    """Return a cause in words."""
-    return cause.replace("_", " ")

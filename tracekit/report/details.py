@@ -18,7 +18,8 @@ class CollectiveRow:
     count: int
     bytes: int | None
     exposed_ns: float
-    """Mean over the ranks of the analysis, whole capture."""
+    """Mean over ranks, a steady step or the whole capture."""
+    per_step: bool
     exposed: str
     comm: str
     scale: Scale
@@ -30,17 +31,22 @@ class CollectiveRow:
 def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
     """Return the collectives as rows, most exposed time first, times as the mean over ranks in one unit."""
     ranks = max(1, len(analysis.ranks))
-    scale = Scale.of(max((c.comm_ns / ranks for c in analysis.collectives), default=0))
-    return [
+    exposed = [
+        c.exposed_ns / ranks if c.exposed_per_step_ns is None else float(c.exposed_per_step_ns)
+        for c in analysis.collectives
+    ]
+    scale = Scale.of(max(exposed, default=0))
+    rows = [
         CollectiveRow(
             op=clean(c.op, 40).replace("_", "-"),
             communicator=clean(c.communicator, 40) if c.communicator else None,
             ranks=len(c.ranks),
             count=c.count,
             bytes=c.bytes,
-            exposed_ns=c.exposed_ns / ranks,
-            exposed=scale.format(c.exposed_ns / ranks),
-            comm=scale.format(c.comm_ns / ranks),
+            exposed_ns=ns,
+            per_step=c.exposed_per_step_ns is not None,
+            exposed=scale.format(ns),
+            comm=duration(c.comm_ns / ranks),
             scale=scale,
             overlap_ratio=c.overlap_ratio,
             busbw=None
@@ -49,8 +55,9 @@ def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
             if c.busbw_gbps < 10
             else f"{c.busbw_gbps:.0f}",
         )
-        for c in sorted(analysis.collectives, key=lambda c: -c.exposed_ns)
+        for c, ns in zip(analysis.collectives, exposed, strict=True)
     ]
+    return sorted(rows, key=lambda row: -row.exposed_ns)
 
 
 def evidence_text(evidence: Evidence) -> tuple[str, str, str | None]:

@@ -5,10 +5,12 @@ Colours are those of the light theme; each trace names its family in ``meta``, b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tracekit.report.causes import FAMILIES
 from tracekit.report.details import CollectiveRow
+from tracekit.report.heat import HeatMaps
 from tracekit.report.palette import palette
 from tracekit.report.summary import families_of
 from tracekit.report.words import Scale
@@ -17,6 +19,10 @@ from tracekit.results import Analysis, Step
 MAX_BARS = 240
 """More steps than this are drawn as means of neighbouring steps."""
 MAX_COLLECTIVES = 12
+MAX_NUMBERED_COLUMNS, MAX_NUMBERED_ROWS = 12, 32
+"""Larger heat maps have no numbers in their cells: they would not fit."""
+_ROW_PX = {True: 24, False: 12}
+"""Height of a heat map's row, by whether its cells are numbered."""
 _PATTERN = {"wait": "/", "order": "|", "host": "\\", "idle": "x"}
 
 Figure = dict[str, Any]
@@ -71,6 +77,83 @@ def collectives_figure(rows: list[CollectiveRow]) -> Figure | None:
     return {"data": [trace], "layout": layout}
 
 
+def heat_figure(maps: HeatMaps, cells: Sequence[Sequence[float | None]], scale: Scale) -> Figure:
+    """Return a map as bars of one unit: the basic chart library has no heat map, and needs no picture for bars.
+
+    Traces are the steady steps and the warm-up ones; each cell's colour comes from ``meta``, on the page.
+    """
+    rows, columns = maps.rows, maps.columns
+    numbered = len(columns) <= MAX_NUMBERED_COLUMNS and len(rows) <= MAX_NUMBERED_ROWS
+    top = round(maps.top_ns(cells) / scale.unit_ns, 6)
+    traces = []
+    for warm_up in (False, True):
+        places = [
+            (y, x, ns)
+            for y, values in enumerate(cells)
+            for x, ns in enumerate(values)
+            if ns is not None and columns[x].warm_up == warm_up
+        ]
+        if places:
+            trace = _heat_cells(places, top, scale, numbered=numbered and not warm_up)
+            traces.append(trace | ({"opacity": 0.4} if warm_up else {}))
+    layout = _layout(xaxis_title="step", yaxis_title="rank")
+    layout |= {"barmode": "overlay", "bargap": 0, "showlegend": False, "height": 92 + _ROW_PX[numbered] * len(rows)}
+    names = [f"▸ {row.label}" if row.straggles else row.label for row in rows]
+    layout["margin"] = {"l": 36 + 7 * max(map(len, names)), "r": 4, "t": 8, "b": 44}
+    layout["xaxis"] |= _ticks([str(column.steps[0]) for column in columns], 16) | {"range": [-0.5, len(columns) - 0.5]}
+    layout["yaxis"] |= _ticks(names, 40) | {"range": [len(rows) - 0.5, -0.5]}
+    layout["shapes"] = _warm_up_frames(maps)
+    layout["meta"] = {
+        "rows": [f"{'rank' if len(row.ranks) == 1 else 'ranks'} {row.label}" for row in rows],
+        "columns": [f"{'step' if len(column.steps) == 1 else 'steps'} {column.label}" for column in columns],
+        "ranks": [row.ranks[0] if len(row.ranks) == 1 else None for row in rows],
+        "steps": [column.steps[0] if len(column.steps) == 1 else None for column in columns],
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _heat_cells(places: Sequence[tuple[int, int, float]], top: float, scale: Scale, *, numbered: bool) -> Figure:
+    number = f"%{{customdata[2]:.{scale.decimals}f}}"
+    return {
+        "type": "bar",
+        "x": [x for _, x, _ in places],
+        "base": [y - 0.5 for y, _, _ in places],
+        "y": [1] * len(places),
+        "width": 1,
+        "meta": {"top": top, "values": [round(ns / scale.unit_ns, scale.decimals + 2) for _, _, ns in places]},
+        "texttemplate": number if numbered else "",
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "none",
+        "hovertemplate": f"%{{customdata[0]}}, %{{customdata[1]}}: {number} {scale.unit}<extra></extra>",
+        "marker": {"color": palette()["light"]["heat0"], "line": {"width": 1 if numbered else 0}},
+    }
+
+
+def _ticks(labels: Sequence[str], most: int) -> Figure:
+    """Return tick labels for rows or columns, thinned out evenly to at most ``most``."""
+    every = -(-len(labels) // most)
+    return {
+        "type": "linear",
+        "tickmode": "array",
+        "tickvals": list(range(0, len(labels), every)),
+        "ticktext": list(labels[::every]),
+        "tickangle": 0,
+        "ticklabelstandoff": 5,
+        "showgrid": False,
+    }
+
+
+def _warm_up_frames(maps: HeatMaps) -> list[Figure]:
+    line = {"color": palette()["light"]["ink3"], "width": 1, "dash": "dash"}
+    return [
+        {"type": "rect", "yref": "paper", "x0": x - 0.5, "x1": x + 0.5, "y0": 0, "y1": 1, "line": line}
+        for x, column in enumerate(maps.columns)
+        if column.warm_up
+    ]
+
+
 def _bars(family: str, label: str, *, x: list[Any], y: list[Any], unit: str) -> Figure:
     return {
         "type": "bar",
@@ -82,7 +165,13 @@ def _bars(family: str, label: str, *, x: list[Any], y: list[Any], unit: str) -> 
         "marker": {
             "color": palette()["light"]["pale" if family == "compute" else family],
             "line": {"width": 0},
-            "pattern": {"shape": _PATTERN.get(family, ""), "size": 7, "solidity": 0.2},
+            "pattern": {
+                "shape": _PATTERN.get(family, ""),
+                "fillmode": "overlay",
+                "fgcolor": palette()["light"]["idle" if family == "idle" else "hatch"],
+                "size": 7,
+                "solidity": 0.2,
+            },
         },
     }
 
@@ -99,7 +188,7 @@ def _layout(*, xaxis_title: str | None, yaxis_title: str | None) -> Figure:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": colours["ink2"]},
-        "legend": {"orientation": "h", "x": 0, "y": 1.16, "traceorder": "normal"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         "xaxis": axis | ({"title": title | {"text": xaxis_title}} if xaxis_title else {}),
         "yaxis": axis | ({"title": title | {"text": yaxis_title}} if yaxis_title else {}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,25 @@ from tracekit._version import __version__
 from tracekit.report import details, picture, words
 from tracekit.report.accounts import account_tables
 from tracekit.report.causes import FAMILIES
-from tracekit.report.figures import collectives_figure, steps_figure
+from tracekit.report.figures import collectives_figure, heat_figure, steps_figure
 from tracekit.report.files import write_whole
+from tracekit.report.heat import heat_maps
 from tracekit.report.palette import STATIC, stylesheet
 from tracekit.report.payload import columns, header, pack
+from tracekit.report.ranks import rank_rows
 from tracekit.report.scene import MAX_EVENTS, Scene, make_scene
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Summary, summarise
 from tracekit.report.views import bar_views, finding_views, key_figures
+from tracekit.report.wait_views import wait_views
 from tracekit.results import Analysis
 from tracekit.timeline import Timeline
 
-SCRIPTS = ("unpack.js", "paint.js", "timeline.js", "input.js", "panel.js", "charts.js", "page.js")
+SCRIPTS = ("unpack.js", "paint.js", "timeline.js", "input.js", "panel.js", "heat.js", "charts.js", "page.js")
 """Parts of the page's script, in the order in which they are joined."""
 CARDS = 3
+MAX_HEAT_ROWS, MAX_HEAT_COLUMNS = 64, 60
+"""Rows and columns of a heat map, above which neighbours share one."""
 
 
 def write_html(analysis: Analysis, timeline: Timeline, path: Path, *, max_events: int = MAX_EVENTS) -> int:
@@ -45,7 +51,13 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
     summary = summarise(analysis)
     scene = make_scene(analysis, timeline, summary, max_events)
     rows = details.collective_rows(analysis)
-    figures = {"steps": steps_figure(analysis, summary.scale), "collectives": collectives_figure(rows)}
+    maps = heat_maps(analysis, max_rows=MAX_HEAT_ROWS, max_columns=MAX_HEAT_COLUMNS)
+    waits = wait_views(analysis, maps, summary.scale)
+    figures = {
+        "steps": steps_figure(analysis, summary.scale),
+        "collectives": collectives_figure(rows),
+        **{view.key: heat_figure(maps, view.cells, summary.scale) for view in waits if maps and view.cells},
+    }
     plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8") if any(figures.values()) else None
     environment = _environment()
     sheet = Sheet()
@@ -60,6 +72,9 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         findings=finding_views(analysis, summary, sheet),
         cards=CARDS,
         charts=figures,
+        waits=waits,
+        maps=maps,
+        ranks=rank_rows(analysis, summary.scale),
         picture=picture.picture(scene) if scene else (),
         area=picture,
         streams=picture.stream_rows(scene) if scene else (),
@@ -68,7 +83,7 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         unknowns=details.unknowns(analysis),
         accounts=account_tables(analysis),
     )
-    style = Markup(stylesheet() + _squeezed("style.css") + sheet.css())
+    style = Markup(stylesheet() + _squeezed_style() + sheet.css())
     script = Markup("\n".join(["(() => {", "'use strict';", *map(_squeezed, SCRIPTS), "})();"]))
     return environment.get_template("page.html.j2").render(
         policy=_policy(style, script, plotly),
@@ -107,6 +122,11 @@ def _squeezed(name: str) -> str:
     """Return a static file without indentation and without lines that are only a comment."""
     lines = (line.strip() for line in (STATIC / name).read_text("utf-8").splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+def _squeezed_style() -> str:
+    """Return the style sheet also without the spaces around its punctuation."""
+    return re.sub(r"(?<=[:;,{}])\s+|\s+(?={)|;\s*(?=})", "", _squeezed("style.css"))
 
 
 def _policy(style: str, script: str, plotly: str | None) -> str:

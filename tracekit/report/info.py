@@ -43,7 +43,7 @@ def _capture(timeline: Timeline, index: int, info: CaptureInfo) -> Iterator[str]
     if not ranks:
         yield "  No rank: no kernels ran on a GPU."
     for track in ranks:
-        yield from _rank(timeline, track)
+        yield from _rank(track)
     for pid, device in info.auxiliary:
         yield f"  Not a rank: process {pid} on device {device} only copies."
     yield from _ranges(timeline, processes)
@@ -58,7 +58,7 @@ def _capture(timeline: Timeline, index: int, info: CaptureInfo) -> Iterator[str]
         yield f"  nsys says: {clean(text)}"
 
 
-def _rank(timeline: Timeline, track: RankTrack) -> Iterator[str]:
+def _rank(track: RankTrack) -> Iterator[str]:
     ops = track.ops
     name = f", {clean(track.device_name)}" if track.device_name else ""
     yield (
@@ -107,8 +107,12 @@ def _ranges(timeline: Timeline, processes: list[Process]) -> Iterator[str]:
         meaning = _meaning(timeline, domain, name)
         said = ""
         if meaning is not None:
-            said = "  <- marks steps" if meaning.step else f"  <- {meaning.phase or meaning.module or ''}".rstrip(" <-")
+            facts = ["marks steps"] if meaning.step else [meaning.phase, meaning.module]
+            told = ", ".join(filter(None, facts))
+            said = f"  <- {told}" if told else ""
         yield f"    {counts[domain, name]:>9,}  {clean(f'{where}: {text}' if where else text, 80)}{said}"
+    if len(counts) > RANGES_SHOWN:
+        yield f"    and {plural(len(counts) - RANGES_SHOWN, 'more name')}"
     if total and not marks_steps:
         yield "    None of them is known to mark a step: name one with tracekit analyze --step-marker NAME."
 

@@ -6,16 +6,16 @@ import json
 from typing import Any
 
 from tracekit._version import __version__
-from tracekit.results import Account, Analysis, Collective, Finding, HostRank, Rank, Step
+from tracekit.results import Account, Analysis, Collective, Finding, HostRank, Rank, Step, Straggler
 
 SCHEMA_VERSION = 1
-NOT_EXAMINED = ("stragglers", "hang", "sharding")
+NOT_EXAMINED = ("hang", "sharding")
 """Sections of the contract that this version does not fill: their null or [] is no statement about the job."""
 
 
-def render_json(analysis: Analysis, *, indent: int | None = None) -> str:
+def render_json(analysis: Analysis) -> str:
     """The whole analysis as one JSON document, without a final newline."""
-    return json.dumps(to_dict(analysis), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(to_dict(analysis), ensure_ascii=False, allow_nan=False)
 
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "steady": _steady(analysis),
         "collectives": [_collective(row) for row in analysis.collectives],
         "sharding": None,
-        "stragglers": [],
+        "stragglers": [_straggler(row) for row in analysis.stragglers],
         "hang": None,
         "not_examined": list(NOT_EXAMINED),
         "findings": [_finding(finding) for finding in analysis.findings],
@@ -125,6 +125,7 @@ def _step(step: Step) -> dict[str, Any]:
         "exposed_comm_by_cause": step.exposed_comm_by_cause,
         "exposed_copy_by_cause": step.exposed_copy_by_cause,
         "idle_by_cause": step.idle_by_cause,
+        "caused_wait_ns": step.caused_wait_ns,
         "by_phase": {phase: _account(account) for phase, account in step.by_phase.items()},
     }
 
@@ -154,11 +155,27 @@ def _collective(row: Collective) -> dict[str, Any]:
         "bytes_source": row.bytes_source,
         "comm_ns": row.comm_ns,
         "exposed_ns": row.exposed_ns,
+        "exposed_per_step_ns": row.exposed_per_step_ns,
         "overlap_ratio": row.overlap_ratio,
         "transfer_ns": row.transfer_ns,
         "peer_wait_ns": row.peer_wait_ns,
         "algbw_gbps": row.algbw_gbps,
         "busbw_gbps": row.busbw_gbps,
+    }
+
+
+def _straggler(row: Straggler) -> dict[str, Any]:
+    return {
+        "rank": row.rank,
+        "verdict": row.verdict,
+        "wait_caused_ns": row.wait_caused_ns,
+        "last_arrivals_share": row.last_arrivals_share,
+        "cause": row.cause,
+        "caused_share": row.caused_share,
+        "compute_ratio": row.compute_ratio,
+        "kernel_ratio": row.kernel_ratio,
+        "slow_kernels_share": row.slow_kernels_share,
+        "idle_excess_ns": row.idle_excess_ns,
     }
 
 

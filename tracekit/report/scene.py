@@ -169,11 +169,11 @@ def _windows(analysis: Analysis, step: int | None) -> tuple[list[_Window], bool]
 
 
 def _share_a_clock(windows: Sequence[_Window]) -> bool:
-    """Whether offsets put the windows beside each other: known, and if coarse, not so far off that none overlaps."""
+    """Whether offsets put the windows beside each other: all known, and where not measured, near enough to overlap."""
     clocks = [window.rank.clock for window in windows]
     if len(windows) > 1 and any(clock.offset_ns is None for clock in clocks):
         return False
-    if all(clock.method != "session_start" for clock in clocks):
+    if not any(clock.method in {"session_start", "not_aligned"} for clock in clocks):
         return True
     starts = [window.start - window.offset for window in windows]
     return max(starts) - min(starts) < max(window.end - window.start for window in windows)

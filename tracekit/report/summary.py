@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.report.causes import FAMILIES, family_of_exposed, family_of_idle
-from tracekit.report.verdict import claim, cost, headline_finding, notes, title
+from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
 from tracekit.report.words import Scale, clean, plural, runs
 from tracekit.results import Account, Analysis, Finding, Rank, Step
 
@@ -35,8 +35,8 @@ class Bar:
     families: dict[str, float]
     """The same time by family of cause, in the order of `FAMILIES`; families without time are left out."""
     overlap_ratio: float | None
-    accused: bool = False
-    """The costliest finding names this rank and not all of them."""
+    accused: str | None = None
+    """Why this rank and not all of them: how it holds up the others, or the code of the finding that leads."""
 
     @property
     def parts_ns(self) -> tuple[float, float, float, float]:
@@ -66,8 +66,6 @@ class Summary:
     """One line for the ranks without a bar."""
     headline: str
     lead: str
-    accuser: str | None
-    """Code of the rule whose finding leads."""
     notes: tuple[str, ...]
     """What limits these figures, most limiting first."""
 
@@ -84,12 +82,12 @@ def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
     mean = _mean_bar(analysis, plain)
     leading = headline_finding(analysis, max(mean.parts_ns[1:]))
     accused = _accused(analysis, leading)
-    bars = [replace(bar, accused=bar.rank in accused) for bar in plain]
+    bars = [replace(bar, accused=accused.get(bar.rank)) for bar in plain]
     shown, rest = _choose(bars)
     scale = Scale.of(mean.wall_ns)
     whole = "step" if analysis.steady else "capture"
     if leading:
-        headline, lead = title(leading), cost(leading, mean.wall_ns, scale, whole)
+        headline, lead = title(leading), lead_of(analysis, leading, mean.wall_ns, scale, whole)
     else:
         headline, lead = claim(mean.parts_ns, mean.overlap_ratio, scale, whole, thresholds)
     return Summary(
@@ -102,7 +100,6 @@ def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
         rest=_rest(rest),
         headline=headline,
         lead=lead,
-        accuser=clean(leading.rule, 12) if leading else None,
         notes=tuple(notes(analysis, len(bars))),
     )
 
@@ -111,6 +108,16 @@ def steady_steps(analysis: Analysis, rank: Rank) -> list[Step]:
     """Return the steps of a rank that figures are quoted for."""
     wanted = set(analysis.steady.steps) if analysis.steady else set()
     return [step for step in rank.steps if step.step in wanted]
+
+
+def told_steps(analysis: Analysis) -> set[int]:
+    """Return the steps in which waiting can be told from transfer on any rank."""
+    return {
+        step.step
+        for rank in analysis.ranks
+        for step in rank.steps
+        if step.caused_wait_ns is not None or "peer_wait" in step.exposed_comm_by_cause
+    }
 
 
 def families_of(steps: Sequence[Step], account: Account) -> dict[str, float]:
@@ -191,7 +198,7 @@ def _choose(bars: Sequence[Bar]) -> tuple[list[Bar], list[Bar]]:
         return list(bars), []
     medians = [statistics.median(bar.parts_ns[i] for bar in bars) for i in range(4)]
     distance = {id(bar): sum(abs(part - m) for part, m in zip(bar.parts_ns, medians, strict=True)) for bar in bars}
-    by_oddness = sorted(bars, key=lambda bar: (not bar.accused, -distance[id(bar)]))
+    by_oddness = sorted(bars, key=lambda bar: (bar.accused is None, -distance[id(bar)]))
     median = min(by_oddness[ODDEST_SHOWN:], key=lambda bar: distance[id(bar)])
     shown = {id(bar) for bar in by_oddness[:ODDEST_SHOWN]} | {id(median)}
     return [bar for bar in bars if id(bar) in shown], [bar for bar in bars if id(bar) not in shown]
@@ -207,10 +214,20 @@ def _rest(bars: Sequence[Bar]) -> str | None:
     return f"{plural(len(bars), 'more rank')}: {scale.format(low)} to {scale.with_unit(high)}{overlap}"
 
 
-def _accused(analysis: Analysis, finding: Finding | None) -> set[int]:
-    if finding is None or len(finding.ranks) >= len(analysis.ranks):
-        return set()
-    return set(finding.ranks)
+def stragglers_of(analysis: Analysis) -> set[int]:
+    """Return the ranks that hold up the others; none where all of them do in turn, which singles out nobody."""
+    ranks = {straggler.rank for straggler in analysis.stragglers}
+    return ranks if len(ranks) < len(analysis.ranks) else set()
+
+
+def _accused(analysis: Analysis, leading: Finding | None) -> dict[int | None, str]:
+    """Return why a rank is marked, by rank."""
+    found: dict[int | None, str] = {}
+    if leading and len(leading.ranks) < len(analysis.ranks):
+        found.update(dict.fromkeys(leading.ranks, clean(leading.rule, 12)))
+    straggling = stragglers_of(analysis)
+    found.update({s.rank: straggler_tag(s) for s in analysis.stragglers if s.rank in straggling})
+    return found
 
 
 def _job(analysis: Analysis) -> str:

@@ -12,11 +12,15 @@ from rich.text import Text
 from tracekit._version import __version__
 from tracekit.report.causes import FAMILIES, Family
 from tracekit.report.details import collective_rows, evidence_text, unknowns
+from tracekit.report.heat_text import heat_lines
 from tracekit.report.summary import Bar, Summary, summarise
+from tracekit.report.verdict import UNDECIDED
 from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
 from tracekit.results import Analysis, Finding, Severity
 
 _NARROWEST = 40
+_WIDE = 60
+"""From this width on there is room for compute beside the bars."""
 _SHORT_LIST = 3
 """How many findings, collectives and the like are listed without ``verbose``."""
 _SEVERITY_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "blue"}
@@ -35,6 +39,7 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
         _verdict(summary, width),
         _identity(analysis, summary, width),
         _bars(summary, width, unicode),
+        heat_lines(analysis, summary.scale, width, unicode) if verbose else (),
         _collectives(analysis, width, verbose),
         _findings(analysis, summary, width, verbose),
         _unknown(analysis, width, verbose),
@@ -115,11 +120,14 @@ def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text
 def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
     families = [family for family in FAMILIES if family.key in summary.families]
     waits = any(bar.wait_ns for bar in summary.bars)
-    heads = (f"{'wait' if waits else 'exposed'} {summary.scale.unit}", "overlap")
+    heads = (["compute"] if width >= _WIDE else []) + [
+        f"{'wait' if waits else 'exposed'} {summary.scale.unit}",
+        "overlap",
+    ]
+    widths = [max(8, len(head)) + 1 for head in heads]
     label_width = max([4, *(len(str(bar.rank)) for bar in summary.bars)]) + 2
-    tail_width = sum(max(8, len(head)) + 1 for head in heads) + 2
-    bar_width = width - label_width - tail_width
-    tail = "".join(f" {head:>8}" for head in heads)
+    bar_width = width - label_width - sum(widths) - 2
+    tail = _cells(heads, widths)
     legend = Text("  ").join(
         Text.assemble((_glyph(family, unicode), family.ansi), f" {family.label}") for family in families
     )
@@ -132,15 +140,23 @@ def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
         yield Text.assemble(title, " " * bar_width, tail)
     longest = max(bar.wall_ns for bar in summary.bars)
     for bar in summary.bars:
-        figure = summary.scale.format(bar.wait_ns) if waits else add_up(bar.parts_ns, summary.scale)[1]
-        figures = "".join(
-            f" {v:>{max(8, len(h))}}" for v, h in zip((figure, ratio(bar.overlap_ratio)), heads, strict=True)
-        )
-        mark = (" <", "bold red") if bar.accused else ("", "")
+        parts = add_up(bar.parts_ns, summary.scale)
+        loss = summary.scale.format(bar.wait_ns) if waits else parts[1]
+        figures = _cells([parts[0], loss, ratio(bar.overlap_ratio)][-len(heads) :], widths)
         painted = _bar(bar, families, bar_width, longest, unicode)
-        yield Text.assemble(f"{bar.rank:>{label_width - 2}}  ", painted, figures, mark)
+        yield Text.assemble(f"{bar.rank:>{label_width - 2}}  ", painted, figures, _mark(bar))
     if summary.rest:
         yield from _wrapped(Text(summary.rest, style="dim"), width, label_width, Text(" " * label_width))
+
+
+def _cells(texts: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
+
+
+def _mark(bar: Bar) -> tuple[str, str]:
+    if bar.accused is None:
+        return "", ""
+    return (" ?", "bold yellow") if bar.accused == UNDECIDED else (" <", "bold red")
 
 
 def _glyph(family: Family, unicode: bool) -> str:
@@ -167,16 +183,14 @@ def _collectives(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text
     heads = ["count", f"exposed {unit}", "overlap"] + (["bus GB/s"] if any(row.busbw for row in rows) else [])
     widths = [max(7, len(head)) + 2 for head in heads]
     first = width - sum(widths)
-    title = "Collectives, whole capture, mean a rank"
+    title = "Collectives, a step" if rows[0].per_step else "Collectives, whole capture, mean a rank"
     title = title if len(title) <= first else "Collectives"
-    yield Text.assemble(
-        (set_cell_size(title, first), "bold"), *(f"{h:>{w}}" for h, w in zip(heads, widths, strict=True))
-    )
+    yield Text.assemble((set_cell_size(title, first), "bold"), _cells(heads, widths))
     shown = rows if verbose else rows[:_SHORT_LIST]
     for row in shown:
         cells = [str(row.count), row.exposed, ratio(row.overlap_ratio), row.busbw or "–"][: len(heads)]
         name = "  " + _fit(f"{row.op} {row.communicator or ''}".rstrip(), first - 3)
-        yield Text.assemble(set_cell_size(name, first), *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
+        yield Text.assemble(set_cell_size(name, first), _cells(cells, widths))
     if len(shown) < len(rows):
         yield Text(f"  {len(rows) - len(shown)} more with --verbose", style="dim")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tracekit.config import Thresholds
 from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
-from tracekit.results import Analysis, Finding, Severity
+from tracekit.results import Analysis, Finding, Severity, Straggler
 
 NO_STEPS = (
     "No steps in this capture. Figures are for the whole of it. "
@@ -26,9 +26,25 @@ _IS = {
 _EXPLAINED = 0.75
 """† Share of the largest loss that the findings must explain for one of them to be the headline."""
 
+_RESIDUE = "TK100"
+_STRAGGLER_RULES = "TK2"
+_HALF = 0.5
+"""† The rest that no rule explains leads only where the costliest explained loss is below this share of it."""
+
+_TAGS = {
+    "slow_compute": "slow",
+    "host_stall": "stalls",
+    "data": "data",
+    "late_launch": "late",
+    "sequence_length": "long input",
+    "stage": "stage",
+    "link": "link",
+}
+UNDECIDED = "undecided"
+
 
 def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | None:
-    """Return the finding to lead with: the first that is more than information.
+    """Return the finding to lead with: the first that is more than information, a named cause before the rest.
 
     None where there is none, and where all of them together leave much of the largest loss unexplained: then that loss
     is the news. A finding that is not about time, such as a hang, always leads.
@@ -37,7 +53,42 @@ def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | No
     if not serious:
         return None
     explained = sum(finding.cost_ns or 0 for finding in serious)
-    return serious[0] if serious[0].cost_ns is None or explained >= _EXPLAINED * largest_loss_ns else None
+    first = serious[0]
+    if first.cost_ns is not None and explained < _EXPLAINED * largest_loss_ns:
+        return None
+    named = next((finding for finding in serious if finding.rule != _RESIDUE), first)
+    return named if (named.cost_ns or 0) >= _HALF * (first.cost_ns or 0) else first
+
+
+def straggler_tag(straggler: Straggler) -> str:
+    """Return in a word how a rank holds up the others."""
+    return UNDECIDED if straggler.verdict == UNDECIDED else _TAGS.get(straggler.cause, "late")
+
+
+def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
+    """Return the sentences below a finding's claim: for stragglers why the others wait, then what it costs."""
+    why = _reason(analysis, finding)
+    return f"{why} {_cost(finding, wall_ns, scale, whole, subject='The waiting' if why else 'It')}".strip()
+
+
+def _reason(analysis: Analysis, finding: Finding) -> str:
+    mine = [s for s in analysis.stragglers if s.rank in finding.ranks]
+    if not finding.rule.startswith(_STRAGGLER_RULES) or not mine or len(mine) != len(finding.ranks):
+        return ""
+    if len(mine) > 1:
+        causing = share(sum(s.caused_share for s in mine), 1)
+        return f"They cause {causing} of all waiting, none of them more than {share(mine[0].caused_share, 1)}."
+    return _reason_of_one(mine[0])
+
+
+def _reason_of_one(straggler: Straggler) -> str:
+    if straggler.cause == "slow_compute" and straggler.kernel_ratio is not None:
+        return f"Its kernels take {straggler.kernel_ratio:.2f}× as long as elsewhere."
+    if straggler.cause in {"slow_compute", "sequence_length"}:
+        return f"It computes {straggler.compute_ratio:.2f}× as long as its peers."
+    if straggler.cause in {"host_stall", "data"} and straggler.idle_excess_ns is not None:
+        return f"Its GPU is idle for {duration(straggler.idle_excess_ns)} a step longer than its peers'."
+    return f"It causes {share(straggler.caused_share, 1)} of all waiting."
 
 
 def claim(
@@ -68,7 +119,7 @@ def claim(
     return headline, f"{shown[name]} of {scale.with_unit(wall_ns)} {_IS[name]}. {hidden}"
 
 
-def cost(finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
+def _cost(finding: Finding, wall_ns: float, scale: Scale, whole: str, *, subject: str) -> str:
     """Return what a finding costs, and the step without it where a replay tells, in words; never the two mixed."""
     sentences = []
     if finding.cost_ns is not None:
@@ -78,7 +129,7 @@ def cost(finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
             if whole == "step"
             else f"of the capture's {scale.with_unit(wall_ns)}"
         )
-        sentences.append(f"It costs {scale.format(finding.cost_ns)} {of}, {part}.")
+        sentences.append(f"{subject} costs {scale.format(finding.cost_ns)} {of}, {part}.")
     if finding.gain_ns is not None:
         name = "a step" if whole == "step" else "the capture"
         sentences.append(f"Without it {name} takes {scale.with_unit(wall_ns - finding.gain_ns)}.")
@@ -99,6 +150,12 @@ def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
         yield f"{plural(len(ranks) - ranks_with_steps, 'rank')} without a steady step: not in the bars."
     if len(ranks) == 1 and ranks[0].totals.comm_ns:
         yield ONE_RANK
+    for straggler in analysis.stragglers:
+        if straggler.verdict == UNDECIDED:
+            yield (
+                f"Rank {straggler.rank} causes {share(straggler.caused_share, 1)} of all waiting, "
+                f"{duration(straggler.wait_caused_ns)} a step; whether it is a straggler is undecided."
+            )
     methods = {rank.clock.method for rank in ranks}
     if len(ranks) > 1 and None in methods:
         yield "The captures' clocks cannot be aligned: each rank is shown from its own start."
@@ -106,6 +163,8 @@ def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
         widest = max((rank.clock.uncertainty_ns or 0 for rank in ranks), default=0)
         within = f" (± {duration(widest)})" if widest else ""
         yield f"Clocks are aligned by when each capture started{within}: compare durations across ranks, not times."
+    elif len(ranks) > 1 and "not_aligned" in methods:
+        yield "Clocks are not aligned, as asked: compare durations across ranks, not times."
     opaque_ns = sum(rank.opaque_ns for rank in ranks)
     if opaque_ns:
         part = share(opaque_ns, sum(rank.totals.compute_ns for rank in ranks))

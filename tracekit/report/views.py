@@ -31,7 +31,7 @@ class BarView:
     """A bar and the figures beside it."""
 
     name: str
-    accused: bool
+    accused: str | None
     segments: tuple[Segment, ...]
     filler: str
     """Class of the empty end of a bar that is shorter than the longest."""

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracekit.results import Finding, Severity, SkippedRule
 from tracekit.rules.base import Context, Rule
-from tracekit.rules.capture_quality import LaunchRowsMissing, NoCommunication, NoSteps, OpaqueGraphs, RankClaimedTwice
+from tracekit.rules.capture_quality import (
+    ClocksNotAlignable,
+    LaunchRowsMissing,
+    NoCommunication,
+    NoSteps,
+    OpaqueGraphs,
+    RaggedEnds,
+    RankClaimedTwice,
+)
 from tracekit.rules.exposed import ExposedCommunication
+from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
+from tracekit.rules.stragglers import (
+    EveryKernelSlow,
+    HostStall,
+    LateLaunch,
+    RotatingStalls,
+    SequenceLengths,
+    SlowCompute,
+)
 
 RULES: tuple[Rule, ...] = (
-    ExposedCommunication(),
+    SlowCompute(),
+    HostStall(),
+    LateLaunch(),
+    RotatingStalls(),
+    SequenceLengths(),
+    StageImbalance(),
+    SlowLink(),
+    EveryKernelSlow(),
+    NetworkJitter(),
     NoSteps(),
     NoCommunication(),
     OpaqueGraphs(),
+    RaggedEnds(),
     RankClaimedTwice(),
     LaunchRowsMissing(),
+    ClocksNotAlignable(),
+    ExposedCommunication(),
 )
+"""All rules; TK100 is last, for it carries what the others leave unexplained."""
 ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
@@ -23,7 +54,7 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
     found: list[Finding] = []
     skipped: list[SkippedRule] = []
     for rule in RULES:
-        for result in rule.check(context):
+        for result in rule.check(replace(context, explained_ns=sum(f.cost_ns or 0 for f in found))):
             if isinstance(result, Finding):
                 found.append(result)
             else:

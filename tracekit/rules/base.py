@@ -8,7 +8,8 @@ from typing import Protocol
 
 from tracekit.config import Thresholds
 from tracekit.metrics.accounting import mean
-from tracekit.results import Account, Collective, Finding, Rank, Severity, SkippedRule, Steady
+from tracekit.metrics.links import Link
+from tracekit.results import Account, Collective, Finding, Rank, Severity, SkippedRule, Steady, Straggler
 from tracekit.timeline import Timeline
 
 
@@ -20,7 +21,18 @@ class Context:
     ranks: tuple[Rank, ...]
     steady: Steady | None
     collectives: tuple[Collective, ...]
+    stragglers: tuple[Straggler, ...]
+    links: tuple[Link, ...]
+    """The network as each kind of collective saw it."""
+    stages: tuple[tuple[int, ...], ...]
+    """Groups of ranks that meet in collectives, where the job also passes tensors from rank to rank; else ()."""
+    waits_told: bool
+    """Whether waiting can be told from transfer: at least two ranks whose collectives match."""
+    not_aligned: tuple[str, ...]
+    """Captures whose clock does not fit the others'."""
     thresholds: Thresholds
+    explained_ns: int = 0
+    """Exposed communication a step that the rules before have accounted for."""
 
     @property
     def step(self) -> Account:

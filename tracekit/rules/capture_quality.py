@@ -20,7 +20,8 @@ class NoSteps:
         without = tuple(rank.rank for rank in context.ranks if not rank.steps)
         if not without:
             return
-        ranges = sum(len(context.timeline.processes[track.process].ranges) for track in context.timeline.ranks)
+        processes = {track.process for track in context.timeline.ranks if track.rank in without}
+        ranges = sum(len(context.timeline.processes[process].ranges) for process in processes)
         whole = len(without) == len(context.ranks)
         yield _finding(
             self.code,
@@ -92,6 +93,49 @@ class RankClaimedTwice:
                 "Analyze captures of one job only, each once; of one job, put the rank into the file names.",
                 Severity.WARNING,
             )
+
+
+class RaggedEnds:
+    """TK904: captures that start or end at different collectives."""
+
+    code = "TK904"
+    title = "Captures start or end at different times"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Counts collectives that not all ranks of their group captured."""
+        ragged = [link for link in context.links if link.unmatched]
+        if not ragged:
+            return
+        ranks = tuple(sorted({rank for link in ragged for rank in link.ranks}))
+        yield _finding(
+            self.code,
+            "Some collectives were captured on some ranks only: they are left out where ranks are compared",
+            ranks,
+            [Evidence(metric="collectives left out", value=sum(link.unmatched for link in ragged), unit="collectives")],
+            "Start and stop all captures at the same step (--capture-range=cudaProfilerApi around the same steps).",
+        )
+
+
+class ClocksNotAlignable:
+    """TK908: a capture whose clock does not fit the others'."""
+
+    code = "TK908"
+    title = "Clocks cannot be aligned"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Names the captures; what needs one clock is not said about their ranks."""
+        if not context.not_aligned:
+            return
+        names = ", ".join(PurePath(path).name for path in context.not_aligned[:4])
+        captures = {i for i, c in enumerate(context.timeline.captures) if c.path in context.not_aligned}
+        yield _finding(
+            self.code,
+            f"{len(context.not_aligned)} of {len(context.timeline.captures)} captures have a clock that fits no other",
+            tuple(rank.rank for rank in context.ranks if rank.capture in captures),
+            [Evidence(metric="captures", value=names, unit="")],
+            "Are they of one job, and do they overlap in time? Capture all ranks over the same steps.",
+            Severity.WARNING,
+        )
 
 
 class LaunchRowsMissing:

@@ -17,38 +17,62 @@ class ExposedCommunication:
     def check(self, context: Context) -> Iterable[Finding]:
         """Fires from 2 % of the step on, naming the collectives that are exposed most."""
         step, thresholds = context.step, context.thresholds
-        share = step.exposed_comm_ns / step.wall_ns if step.wall_ns else 0.0
+        rest = step.exposed_comm_ns - context.explained_ns
+        share = rest / step.wall_ns if step.wall_ns else 0.0
         if share < thresholds.warning_share:
             return
-        exposed = sum(row.exposed_ns for row in context.collectives)
-        top = context.collectives[0] if context.collectives else None
+        whole = "the step" if context.steady else "the capture"
+        op, exposed_share = _most_exposed(context)
         evidence = [
             Evidence(
-                metric="exposed communication",
+                metric="exposed communication that no other finding explains",
                 value=round(share, 4),
-                unit="of the step",
+                unit=f"of {whole}",
                 threshold=thresholds.warning_share,
             ),
             Evidence(metric="overlap ratio", value=_rounded(step.overlap_ratio), unit="ratio"),
         ]
-        if top and exposed:
-            evidence.append(
-                Evidence(metric=f"{top.op} of all exposed time", value=round(top.exposed_ns / exposed, 4), unit="ratio")
-            )
+        if op:
+            evidence.append(Evidence(metric=op, value=round(exposed_share, 4), unit="of exposed communication"))
+        another = "another " if context.explained_ns else ""
         yield Finding(
             rule=self.code,
-            severity=context.severity(step.exposed_comm_ns),
-            title=f"Communication runs without compute beside it for {100 * share:.0f} % of the step",
+            severity=context.severity(rest),
+            title=f"Communication runs without compute beside it for {another}{100 * share:.0f} % of {whole}",
             ranks=tuple(rank.rank for rank in context.ranks if rank.totals.exposed_comm_ns),
             steps=context.steps,
-            cost_ns=step.exposed_comm_ns,
+            cost_ns=rest,
             gain_ns=None,
             evidence=tuple(evidence),
-            fix=(
-                f"Look at {top.op if top else 'the collectives'} in the timeline. Started only after the compute "
-                "before it: prefetch further ahead. Started in time and long: move fewer bytes or wait for fewer ranks."
-            ),
+            fix=GATHERS if op == "all-gather" else REDUCTIONS if op in ("reduce-scatter", "all-reduce") else OTHERS,
         )
+
+
+GATHERS = (
+    "Look at the all-gathers in the timeline. If each starts only after the compute before it, gather the next unit "
+    "earlier (prefetch); if they start in time and last too long, move fewer bytes or keep the root unit unsharded."
+)
+REDUCTIONS = (
+    "Compare compute between the ranks first: where one is slower, the others wait for it. Else look at the last "
+    "reduction of the step in the timeline: a smaller last bucket or unit leaves less of it exposed."
+)
+OTHERS = (
+    "Look at the collectives in the timeline: if they start only after the compute before them, issue them earlier; if "
+    "they start in time and last too long, move fewer bytes."
+)
+
+
+def _most_exposed(context: Context) -> tuple[str, float]:
+    """(the op with most exposed time in the steady steps, its share of it); ("", 0.0) without any."""
+    by_op: dict[str, int] = {}
+    for row in context.collectives:
+        ns = row.exposed_per_step_ns if context.steady else row.exposed_ns
+        by_op[row.op] = by_op.get(row.op, 0) + (ns or 0)
+    whole = sum(by_op.values())
+    if not whole:
+        return "", 0.0
+    op = max(by_op, key=lambda name: by_op[name])
+    return op.replace("_", "-"), by_op[op] / whole
 
 
 def _rounded(value: float | None) -> float | None:

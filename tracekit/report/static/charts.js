@@ -27,11 +27,14 @@ function drawCharts() {
   const figures = json("figures-data"), colours = readColours();
   for (const place of document.querySelectorAll("[data-figure]")) {
     const {data, layout} = figures[place.dataset.figure];
-    for (const trace of data) repaint(trace, colours);
+    for (const trace of data) trace.meta.values ? repaintHeat(trace, layout, colours) : repaint(trace, colours);
+    for (const shape of layout.shapes || []) shape.line.color = colours.ink3;
     layout.font.color = colours.ink2;
     layout.xaxis.gridcolor = layout.yaxis.gridcolor = colours.line;
     layout.hoverlabel = {bgcolor: colours.card, bordercolor: colours.line2, font: {color: colours.ink}};
+    const drawnBefore = Boolean(place.on);
     plotly.react(place, data, layout, {displayModeBar: false, responsive: true});
+    if (!drawnBefore && layout.meta) place.on("plotly_click", ({points}) => visitCell(shown, layout, points[0]));
   }
 }
 

@@ -1,7 +1,7 @@
 // Painting lanes. Colours come from the style sheet; patterns tell families apart without colour.
 
 const ROLES = ["page", "card", "inset", "lane", "line", "line2", "ink", "ink2", "ink3", "link", "compute", "pale", "matmul",
-  "attention", "other", "wait", "order", "comm", "copy", "host", "idle", "hatch", "on-pale", "on-matmul", "on-attention",
+  "attention", "other", "wait", "order", "comm", "copy", "host", "idle", "heat0", "heat1", "hatch", "on-pale", "on-matmul", "on-attention",
   "on-other", "on-wait", "on-order", "on-comm", "on-copy", "on-host"];
 const HATCHED = {wait: "/", order: "|", host: "\\", idle: "\\"};
 const FONT = "11px Inter, system-ui, sans-serif";

@@ -1,0 +1,188 @@
+"""Which collective each communication operation of a rank is: op, communicator, bytes, and its exposed share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.intervals import innermost, owned
+from tracekit.kernels import describe_kernel, nccl_call_op
+from tracekit.metrics.accounting import Covers
+from tracekit.readers.nccl_payload import parse_message
+from tracekit.timeline import NO_VALUE, NONE, Kind, Process, Ranges, RankTrack, Timeline
+
+Int64 = NDArray[np.int64]
+
+UNKNOWN_OP = "unknown"
+GROUP = "group"
+FULL_TENSOR_OPS = {"all_gather", "reduce_scatter", "all_to_all"}
+"""Ops whose message size is one rank's share: the full tensor is that × ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankCollectives:
+    """The communication operations of one rank, each with what it is; all columns have one length."""
+
+    rank: int
+    row: NDArray[np.intp]
+    """Row in the rank's `Ops`; sorted by start."""
+    group: tuple[tuple[str | None, str], ...]
+    """Distinct (communicator, op)."""
+    of: Int64
+    """Index into ``group``."""
+    full_bytes: Int64
+    """Bytes of the full tensor, or NONE."""
+    bytes_source: tuple[str | None, ...]
+    """By ``group``."""
+    duration: Int64
+    own_start: Int64
+    own_end: Int64
+    """The instants that count for this operation: an instant that several share counts for the earliest."""
+    exposed: Int64
+    """ns of its own instants that no compute hides."""
+    begins: bool
+    """Whether the first operation here is the rank's first of the whole capture."""
+
+
+def communicator_sizes(timeline: Timeline) -> dict[int, int]:
+    """Number of ranks by communicator hash; a rank whose capture began later learns it from the others."""
+    return {communicator: size for track in timeline.ranks for communicator, size, _ in track.communicators}
+
+
+def rank_collectives(
+    timeline: Timeline, track: RankTrack, covers: Covers, window: tuple[int, int], sizes: dict[int, int]
+) -> RankCollectives:
+    """Identify the communication operations of one rank inside a window."""
+    ops, process = track.ops, timeline.processes[track.process]
+    rows = np.flatnonzero((ops.kind == Kind.COMM) & (ops.start < window[1]) & (ops.end > window[0]))
+    own_start, own_end = owned(ops.start[rows], ops.end[rows])
+    own_start, own_end = np.clip(own_start, *window), np.clip(own_end, *window)
+    exposed = own_end - own_start - covers.compute.within(own_start, own_end)
+    calls = _NcclCalls(timeline, process)
+    by_name = _ops_by_name(timeline, ops.name[rows])
+    annotated = _annotated_bytes(timeline, process, ops.call[rows])
+    groups: dict[tuple[str | None, str], int] = {}
+    sources: dict[int, str | None] = {}
+    of, full = np.empty(len(rows), np.int64), np.full(len(rows), NONE, np.int64)
+    for i, (name_op, nccl) in enumerate(zip(by_name, ops.nccl[rows].tolist(), strict=True)):
+        call = calls.at(nccl)
+        op = name_op if name_op != UNKNOWN_OP else call.op
+        key = (f"{call.communicator:#018x}" if call.communicator is not None else None, op)
+        group = groups.setdefault(key, len(groups))
+        of[i] = group
+        n = sizes.get(call.communicator) if call.communicator is not None else None
+        if call.bytes is not None and (op not in FULL_TENSOR_OPS or n):
+            full[i] = call.bytes * (n if op in FULL_TENSOR_OPS and n else 1)
+            sources[group] = "nccl_payload"
+        elif annotated[i] >= 0:
+            full[i] = annotated[i]
+            sources.setdefault(group, "annotation")
+    return RankCollectives(
+        rank=track.rank,
+        row=rows,
+        group=tuple(groups),
+        of=of,
+        full_bytes=full,
+        bytes_source=tuple(sources.get(g) for g in range(len(groups))),
+        duration=ops.end[rows] - ops.start[rows],
+        own_start=own_start,
+        own_end=own_end,
+        exposed=exposed,
+        begins=bool(len(rows)) and bool(rows[0] == np.argmax(ops.kind == Kind.COMM)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    op: str
+    communicator: int | None
+    bytes: int | None
+
+
+class _NcclCalls:
+    """What NCCL's ranges say about the operation that was launched inside one of them.
+
+    A grouped operation is launched inside ncclGroupEnd: it is what the calls before it in the group asked for.
+    """
+
+    def __init__(self, timeline: Timeline, process: Process) -> None:
+        self._ranges = process.ranges
+        self._names = timeline.names
+        self._known: dict[int, _Call] = {}
+        self._grouped: dict[int, list[int]] | None = None
+
+    def at(self, row: int) -> _Call:
+        """The call behind the NCCL range in ``row`` (NONE: no range)."""
+        if row == NONE:
+            return _Call(UNKNOWN_OP, None, None)
+        if row not in self._known:
+            op = self._op(row)
+            self._known[row] = self._group(row) if op == GROUP else self._single(row, op)
+        return self._known[row]
+
+    def _op(self, row: int) -> str:
+        return nccl_call_op(self._names[int(self._ranges.name[row])]) or UNKNOWN_OP
+
+    def _single(self, row: int, op: str) -> _Call:
+        message = parse_message(op, self._ranges.payload.get(row, b""))
+        return _Call(op, message.communicator if message else None, message.bytes if message else None)
+
+    def _group(self, row: int) -> _Call:
+        if self._grouped is None:
+            self._grouped = self._calls_in_groups()
+        inside = [self._single(call, self._op(call)) for call in self._grouped.get(row, [])]
+        if not inside:
+            return _Call(UNKNOWN_OP, None, None)
+        ops = {call.op for call in inside}
+        communicators = {call.communicator for call in inside}
+        sizes = [call.bytes for call in inside if call.bytes is not None]
+        return _Call(
+            ops.pop() if len(ops) == 1 else UNKNOWN_OP,
+            communicators.pop() if len(communicators) == 1 else None,
+            sum(sizes) if len(sizes) == len(inside) else None,
+        )
+
+    def _calls_in_groups(self) -> dict[int, list[int]]:
+        """By row of a ncclGroupEnd: the rows of the calls since its ncclGroupStart, on one thread."""
+        grouped: dict[int, list[int]] = {}
+        stacks: dict[int, list[list[int]]] = {}
+        names = {i: self._names[i] for i in np.unique(self._ranges.name).tolist() if i != NONE}
+        nccl = [i for i, name in names.items() if nccl_call_op(name)]
+        for row in np.flatnonzero(np.isin(self._ranges.name, nccl)).tolist():
+            name, stack = names[int(self._ranges.name[row])], stacks.setdefault(int(self._ranges.thread[row]), [])
+            if "GroupStart" in name:
+                stack.append([])
+            elif "GroupEnd" in name:
+                inside = stack.pop() if stack else []
+                grouped[row] = inside
+                if stack:  # only the outermost end launches: it launches all
+                    stack[-1].extend(inside)
+            elif stack:
+                stack[-1].append(row)
+        return grouped
+
+
+def _ops_by_name(timeline: Timeline, name: NDArray[np.int32]) -> list[str]:
+    known = {i: describe_kernel(timeline.names[i]).op or UNKNOWN_OP for i in np.unique(name).tolist()}
+    return [known[i] for i in name.tolist()]
+
+
+def _annotated_bytes(timeline: Timeline, process: Process, call: NDArray[np.int32]) -> Int64:
+    """Bytes of the full tensor from the trainer's annotation (domain ``tracekit.comm``) around each launch, or NONE."""
+    answer = np.full(len(call), NONE, np.int64)
+    ranges: Ranges = process.ranges
+    domain = timeline.names.index("tracekit.comm") if "tracekit.comm" in timeline.names else None
+    if domain is None:
+        return answer
+    rows = np.flatnonzero((ranges.domain == domain) & (ranges.value != NO_VALUE))
+    known = np.flatnonzero(call != NONE)
+    if len(rows) == 0 or len(known) == 0:
+        return answer
+    thread, start = process.calls.thread[call[known]], process.calls.start[call[known]]
+    for each in np.unique(ranges.thread[rows]).tolist():
+        own, here = rows[ranges.thread[rows] == each], np.flatnonzero(thread == each)
+        found = innermost(ranges.start[own], ranges.end[own], start[here])
+        answer[known[here]] = np.where(found >= 0, ranges.value[own[np.maximum(found, 0)]], NONE)
+    return answer

@@ -1,0 +1,156 @@
+"""One rank's own measures: what its capture says without the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.errors import UsageError
+from tracekit.metrics.accounting import Covers, account, accounts
+from tracekit.metrics.identity import RankCollectives, rank_collectives
+from tracekit.metrics.labels import Vocabulary, main_thread, vocabulary
+from tracekit.metrics.phases import modules_of_window, phases_of_steps
+from tracekit.metrics.steps import StepRanges, StepWindows, main_stream, step_ranges, step_windows
+from tracekit.results import Account, Clock, Rank, Step
+from tracekit.timeline import NONE, Kind, RankTrack, Source, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankMeasures:
+    """One rank's measures, on the way to its `Rank`."""
+
+    track: RankTrack
+    covers: Covers
+    window: tuple[int, int]
+    totals: Account
+    stream: int | None
+    marks: StepRanges | None
+    words: Vocabulary
+    steps: tuple[Step, ...]
+    collectives: RankCollectives
+
+
+def measure_rank(
+    timeline: Timeline,
+    track: RankTrack,
+    sizes: dict[int, int],
+    *,
+    step_marker: str | None,
+    window: tuple[int | None, int | None],
+) -> RankMeasures:
+    """Take one rank's own measures.
+
+    ``sizes`` has the number of ranks by communicator; ``window`` cuts the totals and keeps the steps that lie inside.
+    Raises `UsageError` when the window holds none of the rank's GPU work.
+    """
+    ops, process = track.ops, timeline.processes[track.process]
+    covers = Covers.of(ops)
+    first, last = int(ops.start[0]), int(ops.end.max())
+    low, high = window
+    span = max(first, low if low is not None else first), min(last, high if high is not None else last)
+    if span[1] < span[0] or (span[1] == span[0] and first < last):
+        raise UsageError(
+            f"--window: rank {track.rank} has no GPU work in it",
+            hint=f"Its GPU work runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s on the capture's clock.",
+        )
+    stream = main_stream(ops)
+    words = vocabulary(timeline, process.ranges)
+    marks = step_ranges(timeline, process, words, step_marker)
+    windows = step_windows(ops, process, marks, stream) if marks else None
+    if windows is not None and window != (None, None):
+        windows = windows.inside(*span)
+    return RankMeasures(
+        track=track,
+        covers=covers,
+        window=span,
+        totals=account(covers, *span),
+        stream=stream,
+        marks=marks,
+        words=words,
+        steps=_steps(timeline, track, covers, windows, words, stream, _speaker(timeline, track, marks, words))
+        if windows
+        else (),
+        collectives=rank_collectives(timeline, track, covers, span, sizes),
+    )
+
+
+def _speaker(timeline: Timeline, track: RankTrack, marks: StepRanges | None, words: Vocabulary) -> int | None:
+    """The thread that speaks for launches of silent threads: the one with the steps, else with most phases."""
+    if marks is not None:
+        return marks.thread
+    return main_thread(timeline.processes[track.process].ranges, words.where(lambda a: a.phase is not None))
+
+
+def _steps(
+    timeline: Timeline,
+    track: RankTrack,
+    covers: Covers,
+    windows: StepWindows,
+    words: Vocabulary,
+    stream: int | None,
+    thread: int | None,
+) -> tuple[Step, ...]:
+    process = timeline.processes[track.process]
+    by_phase = phases_of_steps(track.ops, process, words, covers, windows, stream, thread)
+    rows = zip(
+        windows.number.tolist(),
+        windows.start.tolist(),
+        windows.end.tolist(),
+        accounts(covers, windows.start, windows.end),
+        by_phase,
+        strict=True,
+    )
+    return tuple(
+        Step(
+            step=number,
+            start_ns=start,
+            end_ns=end,
+            account=whole,
+            by_phase=phases,
+            exposed_comm_by_cause=_unknown(whole.exposed_comm_ns),
+            exposed_copy_by_cause=_unknown(whole.exposed_copy_ns),
+            idle_by_cause=_unknown(whole.idle_ns),
+        )
+        for number, start, end, whole, phases in rows
+    )
+
+
+def _unknown(ns: int) -> dict[str, int]:
+    """All time under ``unknown``, for no cause is told apart yet; {} where there is no such time."""
+    return {"unknown": ns} if ns else {}
+
+
+def rank_result(timeline: Timeline, m: RankMeasures, steady: Sequence[int], clock: Clock) -> Rank:
+    """The rank's figures as a result; ``steady`` are the steps that its modules are summed over."""
+    track, process = m.track, timeline.processes[m.track.process]
+    ops = track.ops
+    kernels = ops.source <= Source.GRAPH
+    opaque = (ops.source == Source.GRAPH) & (ops.kind == Kind.COMPUTE)
+    kept = set(steady)
+    chosen = [step for step in m.steps if step.step in kept]
+    start = np.array([step.start_ns for step in chosen] or [m.window[0]], np.int64)
+    end = np.array([step.end_ns for step in chosen] or [m.window[1]], np.int64)
+    return Rank(
+        rank=track.rank,
+        rank_source=track.rank_source,
+        host=track.host,
+        pid=track.pid,
+        device=track.device,
+        device_name=track.device_name,
+        capture=process.capture,
+        clock=clock,
+        totals=m.totals,
+        start_ns=m.window[0],
+        end_ns=m.window[1],
+        main_stream=m.stream,
+        step_source=m.marks.source if m.marks and m.steps else None,
+        steps=m.steps,
+        modules=modules_of_window(
+            ops, process, m.words, m.covers, start, end, _speaker(timeline, track, m.marks, m.words)
+        ),
+        kernels=int(np.count_nonzero(kernels)),
+        kernels_launched=int(np.count_nonzero(kernels & (ops.call != NONE))),
+        opaque_ns=account(Covers.of(ops.rows(opaque)), *m.window).compute_ns if opaque.any() else 0,
+    )

@@ -1,0 +1,254 @@
+"""Who makes the others wait. Definitions and thresholds: docs/explanation/stragglers.md.
+
+I, the exposed peer wait a step over the step time, says whether it matters. P, the share of all waiting that fell in
+collectives where a rank arrived last, says who. Why it was late is told in `causes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.config import Thresholds
+from tracekit.metrics.identity import RankCollectives
+from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.metrics.waits import RankWaits, start_up, transfer_of
+from tracekit.timeline import NONE, RankTrack
+
+Int64 = NDArray[np.int64]
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrivals:
+    """Waiting in collectives, by rank and step: only where arrivals differ by more than the clocks' doubt."""
+
+    own: Float
+    """(ranks, steps) exposed ns that a rank waited."""
+    caused: Float
+    """(ranks, steps) exposed ns that the others waited for the rank."""
+    last: Int64
+    """(ranks, steps) collectives in which the rank arrived last."""
+    peers: NDArray[np.bool_]
+    """(ranks, ranks) with which ranks each one is compared: those that do the same work."""
+
+    def columns(self, picked: slice) -> Arrivals:
+        """Only the picked steps."""
+        return Arrivals(
+            own=self.own[:, picked], caused=self.caused[:, picked], last=self.last[:, picked], peers=self.peers
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Windows:
+    """One rank's steps: disjoint, sorted, and which column of the step matrix each one is."""
+
+    start: Int64
+    end: Int64
+    column: Int64
+
+    def column_of(self, t: Int64) -> Int64:
+        """The column of the step that each instant lies in, or NONE."""
+        if len(self.start) == 0:
+            return np.full(len(t), NONE, np.int64)
+        at = np.searchsorted(self.start, t, side="right") - 1
+        clipped = np.maximum(at, 0)
+        return np.where((at >= 0) & (t < self.end[clipped]), self.column[clipped], NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """What the arithmetic says about the ranks of one job."""
+
+    wait_share: float
+    """I: mean exposed peer wait a step over the step time."""
+    caused_share: tuple[float, ...]
+    """P by rank: share of all waiting in collectives where it arrived last."""
+    last_share: tuple[float, ...]
+    """Plain share of collectives where it arrived last, for information."""
+    compute_ratio: tuple[float, ...]
+    """W by rank: compute over that of the median rank among those it meets in collectives."""
+    verdict: str
+    """none, persistent, rotating or undecided."""
+    ranks: tuple[int, ...]
+    """Rows that the verdict is about."""
+
+
+def arrivals(
+    tracks: Sequence[RankTrack],
+    found: Sequence[RankCollectives],
+    waits: Sequence[RankWaits],
+    matched: Sequence[Matched],
+    windows: Sequence[Windows],
+    steps: int,
+    uncertainty_ns: int,
+) -> Arrivals:
+    """Sum up who waited and who was waited for, in the ``steps`` columns that each rank's windows belong to."""
+    n = len(tracks)
+    own, caused = np.zeros((n, steps)), np.zeros((n, steps))
+    last = np.zeros((n, steps), np.int64)
+    kinds: list[_Seen] = []
+    for collective in matched:
+        seen = _seen(collective, tracks, found, waits, windows, uncertainty_ns)
+        if seen is None:
+            continue
+        kinds.append(seen)
+        for row, member in enumerate(seen.members.tolist()):
+            np.add.at(own[member], seen.step, seen.exposed[row])
+        np.add.at(last, (seen.last[seen.told], seen.step[seen.told]), 1)
+    if len({tuple(kind.members.tolist()) for kind in kinds}) == 1:
+        for kind in kinds:
+            np.add.at(caused, (kind.last, kind.step), kind.exposed.sum(axis=0))
+    else:
+        _pass_on(kinds, caused)
+    return Arrivals(own=own, caused=caused, last=last, peers=_peers(n, matched))
+
+
+def _peers(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
+    """(ranks, ranks) which ranks do the same work.
+
+    They meet in collectives; where ranks also pass tensors on, those that all ranks share, such as the norm of the
+    gradients, join pipeline stages that do different work.
+    """
+    peers = np.eye(n, dtype=np.bool_)
+    pipelined = any(kind.op == "send_recv" for kind in matched)
+    for kind in matched:
+        if kind.op in FINISH_TOGETHER and not (pipelined and len(kind.members) == n):
+            peers[np.ix_(kind.members, kind.members)] = True
+    peers[peers.sum(axis=1) == 1] = True  # who meets nobody is compared with all
+    return peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Seen:
+    """The collectives of one kind inside the steps."""
+
+    members: NDArray[np.intp]
+    end: Int64
+    """(k,) on the first member's clock brought to the reference; only its order counts."""
+    step: Int64
+    last: Int64
+    """(k,) row of the rank that arrived last."""
+    spread: Int64
+    """(k,) ns from the first arrival to the last."""
+    told: NDArray[np.bool_]
+    """(k,) whether the arrivals can be told apart."""
+    exposed: Int64
+    """(members, k) ns waited without compute beside it; 0 where arrivals cannot be told apart."""
+
+
+def _seen(
+    kind: Matched,
+    tracks: Sequence[RankTrack],
+    found: Sequence[RankCollectives],
+    waits: Sequence[RankWaits],
+    windows: Sequence[Windows],
+    uncertainty_ns: int,
+) -> _Seen | None:
+    durations, transfer = transfer_of(kind, found)
+    columns = np.flatnonzero((transfer != NONE) & ~start_up(kind, found))
+    if kind.op not in FINISH_TOGETHER or len(columns) == 0:
+        return None
+    first = kind.members[0]
+    index, durations = kind.index[:, columns], durations[:, columns]
+    step = windows[first].column_of(tracks[first].ops.start[found[first].row[index[0]]])
+    inside = step != NONE
+    index, durations = index[:, inside], durations[:, inside]
+    spread = durations.max(axis=0) - transfer[columns[inside]]
+    told = spread > uncertainty_ns
+    members = np.asarray(kind.members)
+    exposed = np.stack([waits[m].exposed_wait[index[row]] for row, m in enumerate(kind.members)])
+    return _Seen(
+        members=members,
+        end=kind.end[columns[inside]],
+        step=step[inside],
+        last=members[np.argmin(durations, axis=0)],
+        spread=spread,
+        told=told,
+        exposed=np.where(told, exposed, 0),
+    )
+
+
+def _pass_on(kinds: Sequence[_Seen], caused: Float) -> None:
+    """Add up who was waited for, where ranks meet in different groups.
+
+    A rank that arrives late in one group because it waited in another hands the blame on to whom it waited for: in a
+    hybrid-sharded job all ranks of the slow rank's node are late at the all-reduce across nodes.
+    """
+    order = sorted((t, k, c) for k, kind in enumerate(kinds) for c, t in enumerate(kind.end.tolist()))
+    groups = [tuple(kind.members.tolist()) for kind in kinds]
+    groups_of: dict[int, set[tuple[int, ...]]] = {}
+    for group in groups:
+        for member in group:
+            groups_of.setdefault(member, set()).add(group)
+    # What a rank waited elsewhere since it last met a group, by whom it waited for.
+    held: dict[tuple[int, tuple[int, ...]], dict[int, float]] = {}
+    for _, k, column in order:
+        kind, group = kinds[k], groups[k]
+        late, spread = int(kind.last[column]), float(kind.spread[column])
+        brought = {member: held.pop((member, group), {}) for member in group}[late]
+        if not kind.told[column]:
+            continue
+        waited = sum(brought.values())
+        handed = min(waited, spread) / spread
+        shares = {row: ns / waited * handed for row, ns in brought.items()}
+        shares[late] = shares.get(late, 0.0) + 1.0 - handed
+        exposed, step = kind.exposed[:, column].tolist(), int(kind.step[column])
+        for row, share in shares.items():
+            caused[row, step] += sum(exposed) * share
+        for member, ns in zip(group, exposed, strict=True):
+            for other in groups_of[member] - {group} if ns else ():
+                mine = held.setdefault((member, other), {})
+                for row, share in shares.items():
+                    mine[row] = mine.get(row, 0.0) + ns * share
+
+
+def arithmetic(
+    own: Float,
+    caused: Float,
+    last: Int64,
+    compute_ratio: Sequence[float],
+    step_ns: float,
+    steps: int,
+    thresholds: Thresholds,
+) -> Suspicion:
+    """Judge from waits alone: ``own`` and ``caused`` are ns by rank over all ``steps`` of ``step_ns``."""
+    n = len(own)
+    everything = float(caused.sum())
+    share = caused / everything if everything else np.zeros(n)
+    wait_share = everything / n / max(steps, 1) / step_ns if step_ns and n else 0.0
+    verdict, rows = _verdict(wait_share, share, own, thresholds)
+    return Suspicion(
+        wait_share=wait_share,
+        caused_share=tuple(share.tolist()),
+        last_share=tuple((last / max(int(last.sum()), 1)).tolist()),
+        compute_ratio=tuple(compute_ratio),
+        verdict=verdict,
+        ranks=rows,
+    )
+
+
+def _verdict(wait_share: float, share: Float, own: Float, thresholds: Thresholds) -> tuple[str, tuple[int, ...]]:
+    if wait_share < thresholds.wait_share or len(share) < 2:
+        return "none", ()
+    worst = int(np.argmax(share))
+    if share[worst] >= thresholds.persistent_share:
+        # Who makes the others wait does not wait itself.
+        quiet = own[worst] <= thresholds.own_wait_ratio * float(np.median(own))
+        return ("persistent" if quiet else "undecided"), (worst,)
+    if share[worst] < thresholds.rotating_share:
+        return "rotating", tuple(np.flatnonzero(share >= thresholds.turn_share).tolist())
+    return "undecided", (worst,)
+
+
+def ratio_to_peers(values: Float, peers: NDArray[np.bool_]) -> Float:
+    """Each rank's value over the median of the ranks that it meets in collectives, itself among them.
+
+    A slow pipeline stage is slow on all ranks that meet: none of them is blamed for it.
+    """
+    medians = np.array([np.median(values[peers[i]]) for i in range(len(values))])
+    ratio: Float = np.divide(values, medians, out=np.ones(len(values)), where=medians > 0)
+    return ratio

@@ -1,0 +1,207 @@
+"""Measures that need all ranks: one clock, matched collectives, waits, and who causes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.config import Thresholds
+from tracekit.metrics.accounting import Covers, mean
+from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.identity import RankCollectives
+from tracekit.metrics.lateness import (
+    SILENT,
+    Lateness,
+    StepMatrix,
+    idle_in_data,
+    row_means,
+    why_persistent,
+    why_rotating,
+)
+from tracekit.metrics.matching import Matched, keys_of, match, measure_clocks, same_roles
+from tracekit.metrics.one_rank import RankMeasures
+from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
+from tracekit.metrics.waits import RankWaits, rank_waits
+from tracekit.results import Clock, Steady, Step, Straggler
+from tracekit.timeline import RankTrack, Timeline
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Together:
+    """What the ranks' captures say together."""
+
+    clocks: tuple[ClockFit | None, ...]
+    """By rank; None where a clock cannot be told."""
+    matched: tuple[Matched, ...]
+    waits: tuple[RankWaits, ...]
+    """By rank."""
+
+
+def put_together(
+    timeline: Timeline,
+    tracks: Sequence[RankTrack],
+    found: Sequence[RankCollectives],
+    covers: Sequence[Covers],
+    thresholds: Thresholds,
+    *,
+    align: bool,
+) -> Together:
+    """Align the clocks (unless ``align`` is off), match the collectives, tell waiting from transfer."""
+    kinds = same_roles([keys_of(each, track) for each, track in zip(found, tracks, strict=True)])
+    captures = [timeline.processes[track.process].capture for track in tracks]
+    by_capture = measure_clocks(timeline, tracks, found, kinds, thresholds) if align else dict.fromkeys(captures, RAW)
+    clocks = tuple(by_capture[capture] for capture in captures)
+    # Raw times of several captures say nothing about which collectives are one: then the order alone does.
+    comparable = align or len(set(captures)) == 1
+    matched = match(tracks, found, kinds, clocks if comparable else [None] * len(tracks), thresholds)
+    return Together(clocks=clocks, matched=matched, waits=rank_waits(tracks, found, covers, matched))
+
+
+RAW = ClockFit(offset_ns=0, drift=0.0, origin_ns=0, uncertainty_ns=None, method="not_aligned")
+
+
+def clock_of(fit: ClockFit | None, coarse_ns: int | None) -> Clock:
+    """A rank's clock as a result; where it was not measured, the wall clock's offset if that is known."""
+    if fit is not None:
+        return Clock(
+            offset_ns=fit.offset_ns,
+            drift_ppm=round(fit.drift * 1e6, 4) if fit.method == "collectives" else None,
+            uncertainty_ns=fit.uncertainty_ns,
+            method=fit.method,
+        )
+    method = "session_start" if coarse_ns is not None else None
+    return Clock(offset_ns=coarse_ns, drift_ppm=None, uncertainty_ns=None, method=method)
+
+
+def with_causes(steps: Sequence[Step], waits: RankWaits) -> tuple[Step, ...]:
+    """The steps with their exposed communication split into start-up, waiting for peers and what is unknown."""
+    start = np.array([step.start_ns for step in steps], np.int64)
+    end = np.array([step.end_ns for step in steps], np.int64)
+    peer, starting = waits.exposed_within(start, end)
+    result = []
+    for step, peer_ns, start_ns in zip(steps, peer.tolist(), starting.tolist(), strict=True):
+        rest = step.account.exposed_comm_ns - peer_ns - start_ns
+        causes = {"start_up": start_ns, "peer_wait": peer_ns, "unknown": rest}
+        result.append(replace(step, exposed_comm_by_cause={cause: ns for cause, ns in causes.items() if ns}))
+    return tuple(result)
+
+
+def stages(
+    tracks: Sequence[RankTrack], found: Sequence[RankCollectives], peers: NDArray[np.bool_]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks that meet in collectives, in jobs that also send and receive (pipelines); else ()."""
+    if not any(op == "send_recv" for each in found for _, op in each.group):
+        return ()
+    groups: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for i in range(len(tracks)):
+        if i in seen:
+            continue
+        group, edge = {i}, {i}
+        while edge:
+            edge = {int(k) for j in edge for k in np.flatnonzero(peers[j])} - group
+            group |= edge
+        seen |= group
+        groups.append(tuple(tracks[j].rank for j in sorted(group)))
+    return tuple(groups) if len(groups) > 1 else ()
+
+
+def _windows(steps: Sequence[Step], order: Sequence[int], span: tuple[int, int]) -> Windows:
+    """A rank's steps as columns of the step matrix; without steps its whole capture is the one column."""
+    column = {number: i for i, number in enumerate(order)}
+    rows = [(s.start_ns, s.end_ns, column[s.step]) for s in steps if s.step in column] if order else [(*span, 0)]
+    start, end, columns = zip(*rows, strict=True) if rows else ((), (), ())
+    return Windows(start=np.array(start, np.int64), end=np.array(end, np.int64), column=np.array(columns, np.int64))
+
+
+def with_caused_waits(steps: Sequence[Step], row: int, verdict: Blame, steady: Steady | None) -> tuple[Step, ...]:
+    """The steps of the rank in ``row`` with what the others waited for it."""
+    if steady is None or not verdict.arrivals.last.any():
+        return tuple(steps)
+    column = {number: i for i, number in enumerate((*steady.left_out, *steady.steps))}
+    caused = verdict.arrivals.caused[row] / len(verdict.arrivals.caused)
+    return tuple(replace(step, caused_wait_ns=round(float(caused[column[step.step]]))) for step in steps)
+
+
+def _idle_in_data(timeline: Timeline, m: RankMeasures, *, by_step: bool) -> Int64:
+    """What the rank idles, its host inside a data range, in each of its steps or in its whole window, ns."""
+    spans = [(step.start_ns, step.end_ns) for step in m.steps] if by_step else [m.window]
+    start, end = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
+    ranges = timeline.processes[m.track.process].ranges
+    return idle_in_data(m.covers, ranges, m.words.where(lambda a: a.phase == "data"), start, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blame:
+    """The verdict on who makes the others wait, with what it rests on."""
+
+    suspicion: Suspicion
+    arrivals: Arrivals
+    stragglers: tuple[Straggler, ...]
+    lateness: Lateness | None
+    """Of the one rank that the verdict is about; None where ranks take turns, or nobody stands out."""
+
+
+def blame(
+    timeline: Timeline,
+    measured: Sequence[RankMeasures],
+    together: Together,
+    steady: Steady | None,
+    thresholds: Thresholds,
+) -> Blame:
+    """Who makes the others wait in the steady steps (without steps: in the whole capture), and why."""
+    tracks, found = [m.track for m in measured], [m.collectives for m in measured]
+    by_rank, totals = [m.steps for m in measured], [m.totals for m in measured]
+    order = (*steady.left_out, *steady.steps) if steady else ()
+    windows = [_windows(steps, order, span) for steps, span in zip(by_rank, [m.window for m in measured], strict=True)]
+    doubt = [c.uncertainty_ns for c in together.clocks if c is not None and c.uncertainty_ns is not None]
+    doubt_ns = max([thresholds.timestamp_tick_ns, *doubt])
+    sums = arrivals(tracks, found, together.waits, together.matched, windows, max(len(order), 1), doubt_ns)
+    counted = sums.columns(slice(len(steady.left_out), None)) if steady else sums
+    numbers = steady.steps if steady else ()
+    matrix = StepMatrix.of(
+        by_rank, totals, [_idle_in_data(timeline, m, by_step=bool(numbers)) for m in measured], numbers
+    )
+    suspicion = arithmetic(
+        counted.own.sum(axis=1),
+        counted.caused.sum(axis=1),
+        counted.last.sum(axis=1),
+        ratio_to_peers(row_means(matrix.compute), sums.peers).tolist(),
+        (steady.account if steady else mean(totals)).wall_ns,
+        max(len(numbers), 1),
+        thresholds,
+    )
+    lateness, cause, verdict = None, SILENT, suspicion.verdict
+    if verdict in ("persistent", "undecided"):
+        row = suspicion.ranks[0]
+        processes = [timeline.processes[track.process] for track in tracks]
+        lateness = why_persistent(row, tracks, processes, found, suspicion, counted, matrix, thresholds)
+        cause = lateness.cause
+        if cause == "unknown" and lateness.launch_share is None:
+            verdict = "undecided"  # without launch rows a late launch cannot be told from nothing at all
+    elif verdict == "rotating":
+        cause = why_rotating(counted, matrix, thresholds)
+    rows = suspicion.ranks if cause != SILENT else ()
+    per_step = len(tracks) * max(len(numbers), 1)
+    stragglers = [
+        Straggler(
+            rank=tracks[row].rank,
+            verdict=verdict,
+            wait_caused_ns=round(float(counted.caused[row].sum()) / per_step),
+            last_arrivals_share=suspicion.last_share[row],
+            caused_share=suspicion.caused_share[row],
+            compute_ratio=suspicion.compute_ratio[row],
+            cause=cause,
+            kernel_ratio=lateness.kernel_ratio if lateness else None,
+            slow_kernels_share=lateness.slow_kernels_share if lateness else None,
+            idle_excess_ns=round(lateness.idle_excess_ns) if lateness else None,
+        )
+        for row in rows
+    ]
+    stragglers.sort(key=lambda s: -s.wait_caused_ns)
+    return Blame(suspicion=suspicion, arrivals=sums, stragglers=tuple(stragglers), lateness=lateness if rows else None)

@@ -1,0 +1,183 @@
+"""TK206, TK207, TK209: uneven stages, a slow link, a jittery network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from tracekit.metrics.links import Link
+from tracekit.results import Evidence, Finding, Severity, SkippedRule
+from tracekit.rules.base import Context
+from tracekit.rules.stragglers import ALL_CAPTURES, ONE_RANK
+
+
+class StageImbalance:
+    """TK206: the ranks of one pipeline stage have more to compute than those of another."""
+
+    code = "TK206"
+    title = "Pipeline stages are uneven"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Compares the median compute of the stages; no rank is blamed."""
+        if len(context.stages) < 2:
+            return
+        compute = {rank.rank: rank.totals.compute_ns for rank in context.ranks}
+        by_stage = [median(compute[rank] for rank in stage) for stage in context.stages]
+        ratio = max(by_stage) / median(by_stage) if median(by_stage) else 1.0
+        if ratio < context.thresholds.slow_compute_ratio:
+            return
+        slowest = context.stages[by_stage.index(max(by_stage))]
+        yield Finding(
+            rule=self.code,
+            severity=Severity.INFO,
+            title=f"The stage of ranks {_listed(slowest)} computes {100 * (ratio - 1):.0f} % more than the median",
+            ranks=slowest,
+            steps=context.steps,
+            cost_ns=None,
+            gain_ns=None,
+            evidence=(
+                Evidence(
+                    metric="compute of the slowest stage over the median stage",
+                    value=round(ratio, 4),
+                    unit="x",
+                    threshold=context.thresholds.slow_compute_ratio,
+                ),
+            ),
+            fix="Move layers from this stage to others; the first and last also carry embeddings and the loss.",
+        )
+
+
+class SlowLink:
+    """TK207: one group of ranks transfers slowly while nobody arrives late."""
+
+    code = "TK207"
+    title = "A link is slow"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Compares groups that run the same op on as many ranks with messages of the same size."""
+        if not context.waits_told:
+            yield SkippedRule(rule=self.code, reason=ONE_RANK, capture_with=ALL_CAPTURES)
+            return
+        known = [link for link in context.links if link.busbw_gbps]
+        if not known:
+            yield SkippedRule(
+                rule=self.code,
+                reason="no message sizes in the captures",
+                capture_with="nsys 2024.6 or newer, nsys export --include-blobs=true",
+            )
+            return
+        slow = [(link, ratio) for link in known if (ratio := self._ratio(link, known, context)) is not None]
+        if slow:
+            yield self._finding(context, slow)
+
+    def _ratio(self, link: Link, known: Sequence[Link], context: Context) -> float | None:
+        """Bus bandwidth over that of the peers, where it is low and not because of skew."""
+        peers = [
+            other.busbw_gbps
+            for other in known
+            if other is not link
+            and other.busbw_gbps
+            and (other.op, len(other.ranks), other.bytes) == (link.op, len(link.ranks), link.bytes)
+            and len(other.hosts) == len(link.hosts)
+        ]
+        if not peers or not link.busbw_gbps or link.wait_share > context.thresholds.skew_share:
+            return None
+        ratio = link.busbw_gbps / median(peers)
+        return ratio if ratio < context.thresholds.slow_link_ratio else None
+
+    def _finding(self, context: Context, slow: Sequence[tuple[Link, float]]) -> Finding:
+        worst, ratio = min(slow, key=lambda pair: pair[1])
+        windows = sum(max(len(rank.steps), 1) for rank in context.ranks)  # a link's figures are for the whole capture
+        cost = sum(min(link.exposed_transfer_ns, _excess(link, r)) for link, r in slow) // windows
+        cost = min(cost, context.step.exposed_comm_ns - context.explained_ns)
+        ranks = tuple(sorted({rank for link, _ in slow for rank in link.ranks}))
+        return Finding(
+            rule=self.code,
+            severity=context.severity(cost),
+            title=f"The link between ranks {_listed(worst.ranks)} has {ratio:.2f} x its peers' bandwidth",
+            ranks=ranks,
+            steps=context.steps,
+            cost_ns=cost,
+            gain_ns=None,
+            evidence=(
+                Evidence(
+                    metric=f"bus bandwidth of {worst.op} over its peers'",
+                    value=round(ratio, 4),
+                    unit="x",
+                    threshold=context.thresholds.slow_link_ratio,
+                ),
+                Evidence(metric="bus bandwidth", value=round(worst.busbw_gbps or 0.0, 2), unit="GB/s"),
+                Evidence(
+                    metric="waiting over transfer",
+                    value=round(worst.wait_share, 4),
+                    unit="ratio",
+                    threshold=context.thresholds.skew_share,
+                ),
+            ),
+            fix=(
+                f"Test the path between {' and '.join(worst.hosts[:4])} alone (nccl-tests, ib_write_bw); read the "
+                "NIC's counters; check that GPU and NIC are on one PCIe switch (nvidia-smi topo -m)."
+            ),
+        )
+
+
+def _excess(link: Link, ratio: float) -> int:
+    """Transfer time of all the link's collectives on all its ranks beyond what its peers need, ns."""
+    return round(link.transfer_ns * (1 - ratio)) * link.count * len(link.ranks)
+
+
+class NetworkJitter:
+    """TK209: the transfer of one collective takes a different time each time."""
+
+    code = "TK209"
+    title = "The network is jittery"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """p95 over median transfer of the same op and size, with little waiting."""
+        if not context.waits_told:
+            yield SkippedRule(rule=self.code, reason=ONE_RANK, capture_with=ALL_CAPTURES)
+            return
+        thresholds = context.thresholds
+        jittery = [
+            link
+            for link in context.links
+            if link.count >= thresholds.jitter_count
+            and link.bytes is not None
+            and link.transfer_ns > 0
+            and link.transfer_p95_ns >= thresholds.jitter_ratio * link.transfer_ns
+            and link.wait_share <= thresholds.skew_share
+        ]
+        if not jittery:
+            return
+        worst = max(jittery, key=lambda link: link.transfer_p95_ns / link.transfer_ns)
+        ratio = worst.transfer_p95_ns / worst.transfer_ns
+        yield Finding(
+            rule=self.code,
+            severity=Severity.INFO,
+            title=f"The same {worst.op} takes {ratio:.1f} x as long in one of twenty cases, and nobody is late",
+            ranks=worst.ranks,
+            steps=context.steps,
+            cost_ns=None,
+            gain_ns=None,
+            evidence=(
+                Evidence(
+                    metric="p95 over median transfer",
+                    value=round(ratio, 4),
+                    unit="x",
+                    threshold=thresholds.jitter_ratio,
+                ),
+                Evidence(metric="collectives", value=worst.count, unit="collectives"),
+                Evidence(
+                    metric="waiting over transfer",
+                    value=round(worst.wait_share, 4),
+                    unit="ratio",
+                    threshold=thresholds.skew_share,
+                ),
+            ),
+            fix=f"Read the NIC counters of {', '.join(worst.hosts[:4])}; look for what else uses their switches.",
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4]))
+    return shown + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
