@@ -92,6 +92,17 @@ def test_readme_shows_the_two_commands_that_set_everything_up(command: str) -> N
     assert any(re.search(rf"^{command}\b(?!-)", block, re.MULTILINE) for block in blocks)
 
 
+def test_readme_shows_what_the_demo_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    readme = (CHECKOUT / "README.md").read_text("utf-8")
+    shown = readme.split("<!-- example output: begin -->\n```text\n")[1].split("\n```")[0]
+    sample = CHECKOUT / "sample_traces" / "straggler_4ranks.sqlite"
+    printed = subprocess.run(
+        [sys.executable, "-m", "tracekit", "analyze", str(sample)], capture_output=True, check=True, encoding="utf-8"
+    ).stdout
+    assert shown == printed.rstrip()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links_of(page):

@@ -56,6 +56,10 @@ class Thresholds:
     """† Clocks that fit no better than this are called not alignable; real jobs fit to 1.1-1.8 µs."""
     coarse_clock_error_ns: int = 60_000_000_000
     """† Wall clocks of hosts may be wrong by this much (a minute), not more."""
+    headline_explained_share: float = 0.75
+    """† Share of the largest loss that findings must explain for one of them to be the report's headline."""
+    headline_named_share: float = 0.5
+    """† A finding with a named cause leads over unexplained time up to this share of the costliest finding's cost."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
 

@@ -35,7 +35,9 @@ def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
         c.exposed_ns / ranks if c.exposed_per_step_ns is None else float(c.exposed_per_step_ns)
         for c in analysis.collectives
     ]
-    scale = Scale.of(max(exposed, default=0))
+    # With steps in the step's own unit, so that the rows can be held against its parts.
+    whole = float(analysis.steady.account.wall_ns) if analysis.steady else max(exposed, default=0)
+    scale = Scale.of(whole)
     rows = [
         CollectiveRow(
             op=clean(c.op, 40).replace("_", "-"),

@@ -211,7 +211,9 @@ def _rest(bars: Sequence[Bar]) -> str | None:
     scale = Scale.of(high)
     overlaps = [bar.overlap_ratio for bar in bars if bar.overlap_ratio is not None]
     overlap = f", overlap {min(overlaps):.2f} to {max(overlaps):.2f}" if overlaps else ""
-    return f"{plural(len(bars), 'more rank')}: {scale.format(low)} to {scale.with_unit(high)}{overlap}"
+    low_text, high_text = scale.format(low), scale.with_unit(high)
+    walls = high_text if scale.format(high) == low_text else f"{low_text} to {high_text}"
+    return f"{plural(len(bars), 'more rank')}: {walls}{overlap}"
 
 
 def stragglers_of(analysis: Analysis) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tracekit.config import Thresholds
+from tracekit.config import DEFAULT, Thresholds
 from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
 from tracekit.results import Analysis, Finding, Severity, Straggler
 
@@ -23,14 +23,8 @@ _IS = {
     "idle": "pass with nothing running",
 }
 
-_EXPLAINED = 0.75
-"""† Share of the largest loss that the findings must explain for one of them to be the headline."""
-
 _RESIDUE = "TK100"
 _STRAGGLER_RULES = "TK2"
-_HALF = 0.5
-"""† The rest that no rule explains leads only where the costliest explained loss is below this share of it."""
-
 _TAGS = {
     "slow_compute": "slow",
     "host_stall": "stalls",
@@ -54,10 +48,10 @@ def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | No
         return None
     explained = sum(finding.cost_ns or 0 for finding in serious)
     first = serious[0]
-    if first.cost_ns is not None and explained < _EXPLAINED * largest_loss_ns:
+    if first.cost_ns is not None and explained < DEFAULT.headline_explained_share * largest_loss_ns:
         return None
     named = next((finding for finding in serious if finding.rule != _RESIDUE), first)
-    return named if (named.cost_ns or 0) >= _HALF * (first.cost_ns or 0) else first
+    return named if (named.cost_ns or 0) >= DEFAULT.headline_named_share * (first.cost_ns or 0) else first
 
 
 def straggler_tag(straggler: Straggler) -> str:

@@ -44,7 +44,7 @@ class ExposedCommunication:
             cost_ns=rest,
             gain_ns=None,
             evidence=tuple(evidence),
-            fix=GATHERS if op == "all-gather" else REDUCTIONS if op in ("reduce-scatter", "all-reduce") else OTHERS,
+            fix=_fix(op, waits_told=context.waits_told),
         )
 
 
@@ -53,13 +53,22 @@ GATHERS = (
     "earlier (prefetch); if they start in time and last too long, move fewer bytes or keep the root unit unsharded."
 )
 REDUCTIONS = (
-    "Compare compute between the ranks first: where one is slower, the others wait for it. Else look at the last "
-    "reduction of the step in the timeline: a smaller last bucket or unit leaves less of it exposed."
+    "Look at the last reduction of the step in the timeline: a smaller last bucket or unit leaves less of it exposed."
 )
+COMPARE = "Compare compute between the ranks first: where one is slower, the others wait for it. "
 OTHERS = (
     "Look at the collectives in the timeline: if they start only after the compute before them, issue them earlier; if "
     "they start in time and last too long, move fewer bytes."
 )
+
+
+def _fix(op: str, *, waits_told: bool) -> str:
+    if op == "all-gather":
+        return GATHERS
+    if op in ("reduce-scatter", "all-reduce"):
+        # Where waiting is told apart, a slow rank has a finding of its own.
+        return REDUCTIONS if waits_told else COMPARE + REDUCTIONS
+    return OTHERS
 
 
 def _most_exposed(context: Context) -> tuple[str, float]:
