@@ -40,6 +40,8 @@ from instrumented_trainer import annotate, strategies
 from instrumented_trainer.failures import RollCall, say
 from instrumented_trainer.faults import Faults
 
+SILENCE_S = 10
+"""How long the other ranks leave the word to the one that says what is wrong."""
 WARM_UP_STEPS = 2
 """Left out of the quoted step time where the run is long enough."""
 
@@ -302,6 +304,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainerError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank speaks for all
             say(error.line())
+        else:  # torchrun ends the others when the first one exits, and that must not be the one that speaks
+            time.sleep(SILENCE_S)
         return 2
     return 0
 

@@ -314,6 +314,14 @@ def test_a_module_without_its_requirement_fails(suite: pytest.Pytester, monkeypa
     suite.runpytest_subprocess().assert_outcomes(errors=1)
 
 
+def test_what_no_machine_has_to_have_is_skipped(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEKIT_REQUIRE", "torch")
+    suite.makepyfile(
+        "import pytest\n@pytest.mark.torch\ndef test_it():\n    pytest.skip('not required: DeepSpeed, by pip')"
+    )
+    suite.runpytest_subprocess().assert_outcomes(skipped=1)
+
+
 def test_what_is_not_required_is_skipped(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRACEKIT_REQUIRE", raising=False)
     suite.makepyfile(SKIPPED_IN_EVERY_WAY)

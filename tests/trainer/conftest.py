@@ -12,5 +12,5 @@ def deepspeed_python() -> str:
     look = subprocess.run([DEEPSPEED_PYTHON, "-c", "import importlib.util as u; assert u.find_spec('deepspeed')"],
                           capture_output=True, check=False)  # fmt: skip
     if look.returncode:
-        pytest.skip("needs DeepSpeed: pip install '.[trainer,deepspeed]', or TRACEKIT_DEEPSPEED_PYTHON")
+        pytest.skip("not required: DeepSpeed, by pip install '.[trainer,deepspeed]', or TRACEKIT_DEEPSPEED_PYTHON")
     return DEEPSPEED_PYTHON
