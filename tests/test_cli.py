@@ -596,3 +596,74 @@ def test_an_interrupt_while_reading(capture: Path, tmp_path: Path) -> None:
     assert time.monotonic() - begun < 5
     assert (child.returncode, said) == (INTERRUPTED, b"tracekit: interrupted; no file was left half written")
     assert list(tmp_path.iterdir()) == [capture]
+
+
+# --- captures without GPU work ---
+
+
+@pytest.fixture
+def host_only(tmp_path: Path) -> Path:
+    """Two steps of one process, of which the second was never left."""
+    export = Export()
+    for number, (start, end) in enumerate([(0, 100), (100, None)]):
+        export.range(f"step {number}", start, end)
+        export.range("forward", start + 10, start + 40)
+    return export.write(tmp_path / "host.sqlite")
+
+
+def test_the_nvtx_view(host_only: Path) -> None:
+    result = run("analyze", host_only, "--allow-no-gpu", "--json", "-")
+    (rank,) = json.loads(result.stdout)["host_ranks"]
+    assert [(step["step"], step["start_ns"], step["open"]) for step in rank["steps"]] == [(0, 0, False), (1, 100, True)]
+    assert [step["by_phase_ns"] for step in rank["steps"]] == [{"forward": 30}, {"forward": 30}]
+    picked = run("analyze", host_only, "--allow-no-gpu", "--steps", "1", "--json", "-")
+    assert [step["step"] for step in json.loads(picked.stdout)["host_ranks"][0]["steps"]] == [1]
+    text = run("analyze", host_only, "--allow-no-gpu").stdout
+    assert "No GPU work in this capture" in text
+    assert "step 1 was never left" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "about"),
+    [
+        (["--steps", "9"], "there is no step 9"),
+        (["--ranks", "9"], "there is no rank 9"),
+        (["--window", "1s:2s"], "there is no GPU work"),
+        (["--step-marker", "zzz"], "there is no NVTX range of this name"),
+        (["--html", "report.html"], "there is no GPU work to draw"),
+    ],
+)
+def test_what_the_nvtx_view_cannot_give(
+    options: list[str], about: str, host_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_refusal(run("analyze", host_only, "--allow-no-gpu", *options), USAGE, about, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["host.sqlite"]
+
+
+# --- endings ---
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_what_a_scheduler_ends_leaves_no_copy_behind(ending: signal.Signals, tmp_path: Path) -> None:
+    """GIVEN a capture with a write-ahead log, which is read from a copy, WHEN the program is ended, THEN it is gone."""
+    path = small_job().write(tmp_path / "report.sqlite")
+    path.with_name("report.sqlite-wal").write_bytes(b"not a log")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    program = f"""
+import os, sys, tracekit.capture as capture
+def read_nsys_sqlite(*_, **__):
+    print("copied" if os.listdir({str(scratch)!r}) else "not copied", flush=True)
+    import time; time.sleep(60)
+capture.read_nsys_sqlite = read_nsys_sqlite
+from tracekit.cli import main
+main(["analyze", {str(path)!r}])
+"""
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"copied\n"
+        running.send_signal(ending)
+        assert running.wait(timeout=20) == 128 + ending
+    assert list(scratch.iterdir()) == []

@@ -29,7 +29,7 @@ from tracekit.metrics.together import (
     with_causes,
 )
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, Finding, Rank, SkippedRule, Steady
+from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, SkippedRule, Steady
 from tracekit.rules import check_all
 from tracekit.rules.base import Context
 from tracekit.timeline import RankTrack, Timeline
@@ -127,12 +127,20 @@ def _ranks(
 
 
 def _host_view(timeline: Timeline, options: Options) -> Analysis:
+    if options.allow_no_gpu and options.window != (None, None):
+        raise UsageError("--window: there is no GPU work in the captures", hint="Leave it out for the NVTX view.")
     ranks = host_ranks(timeline, options.step_marker) if options.allow_no_gpu else ()
+    if options.allow_no_gpu and options.step_marker is not None and not any(rank.steps for rank in ranks):
+        raise UsageError(
+            f"--step-marker {options.step_marker!r}: there is no NVTX range of this name",
+            hint="tracekit info CAPTURE lists the ranges by name.",
+        )
     if not ranks:
         raise NoGpuWorkError(
             "the captures hold no GPU work" + (", and no NVTX range marks a step" if options.allow_no_gpu else ""),
             hint="Capture with nsys profile -t cuda,nvtx, on the machine with the GPU.",
         )
+    ranks = _picked_host_ranks(ranks, options)
     return Analysis(
         captures=tuple(_capture(timeline, i, ()) for i in range(len(timeline.captures))),
         ranks=(),
@@ -142,6 +150,20 @@ def _host_view(timeline: Timeline, options: Options) -> Analysis:
         findings=(),
         skipped_rules=(),
         host_ranks=ranks,
+    )
+
+
+def _picked_host_ranks(ranks: tuple[HostRank, ...], options: Options) -> tuple[HostRank, ...]:
+    have, steps = {rank.rank for rank in ranks}, {step.step for rank in ranks for step in rank.steps}
+    for name, wanted, there in (("rank", options.ranks, have), ("step", options.steps, steps)):
+        if missing := sorted((wanted or frozenset()) - there):
+            raise UsageError(
+                f"--{name}s: there is no {name} {missing[0]}", hint=f"The captures hold {name}s {spans(sorted(there))}."
+            )
+    return tuple(
+        replace(rank, steps=tuple(s for s in rank.steps if options.steps is None or s.step in options.steps))
+        for rank in ranks
+        if options.ranks is None or rank.rank in options.ranks
     )
 
 

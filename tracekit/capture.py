@@ -118,15 +118,27 @@ def _read(
             f"{path}: an empty file",
             hint="Capture again; nsys writes the report when it is interrupted, not when it is killed.",
         )
-    source = export_to_sqlite(path, show_progress=show_export) if is_report else path
-    with open_database(source) as database:
+    if not is_report:
+        with open_database(path) as database:
+            return read_nsys_sqlite(database, names, capture=index, path=str(path), progressing=progressing)
+    export, is_new = export_to_sqlite(path, show_progress=show_export)
+    try:
+        return _read_export(export, path, names, index, progressing)
+    except CaptureError:
+        if is_new:
+            raise
+        # An export in the cache can have been damaged since it was made.
+        export.unlink(missing_ok=True)
+        export, _ = export_to_sqlite(path, show_progress=show_export)
+        return _read_export(export, path, names, index, progressing)
+
+
+def _read_export(
+    export: Path, report: Path, names: Names, index: int, progressing: Callable[[str], Progress | None]
+) -> RawCapture:
+    with open_database(export) as database:
         return read_nsys_sqlite(
-            database,
-            names,
-            capture=index,
-            path=str(path),
-            file_format="nsys-rep" if is_report else "nsys-sqlite",
-            progressing=progressing,
+            database, names, capture=index, path=str(report), file_format="nsys-rep", progressing=progressing
         )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 SEVERITIES = ("info", "warning", "error")
+LARGEST_LIST = 10_000_000
 LONGEST_LINE = 2000
 """Characters of a message; a file name alone can be longer."""
 
@@ -48,6 +50,9 @@ class Group(click.Group):
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is None:  # closed by the caller, who does not want to hear
                 setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        for ending in ("SIGTERM", "SIGHUP"):  # of a scheduler, of a closed terminal: clean up as for an interrupt
+            if hasattr(signal, ending):
+                signal.signal(getattr(signal, ending), _end)
         try:
             kwargs["standalone_mode"] = False
             sys.exit(super().main(*args, **kwargs) or ExitStatus.DONE)
@@ -73,6 +78,11 @@ class Group(click.Group):
                 "This is a defect of tracekit. Please report it with what TRACEKIT_TRACEBACK=1 prints.",
             )
             sys.exit(ExitStatus.INTERNAL)
+
+
+def _end(number: int, _: object) -> None:
+    """Leave by an exception: temporary folders are removed and nsys is stopped on the way out."""
+    raise SystemExit(128 + number)
 
 
 def _complain(message: str, hint: str | None) -> None:
@@ -130,10 +140,13 @@ class Numbers(click.ParamType[frozenset[int]]):
             return value
         numbers: set[int] = set()
         for part in str(value).split(","):
-            match = re.fullmatch(r"\s*(\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
+            match = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part)
             if not match or int(match[2] or match[1]) < int(match[1]):
                 self.fail(f"{part.strip() or value!r} is not a number or a range; write it like 2-5,8", param, ctx)
-            numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+            low, high = int(match[1]), int(match[2] or match[1])
+            if high - low >= LARGEST_LIST:
+                self.fail(f"{part.strip()} names more than {LARGEST_LIST:,} numbers", param, ctx)
+            numbers.update(range(low, high + 1))
         return frozenset(numbers)
 
 

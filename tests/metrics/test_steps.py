@@ -155,6 +155,29 @@ def test_nested_ranges_of_one_name_count_once():
     assert windows_of(job.timeline()) == [(0, 10, 110), (2, 110, 160)]
 
 
+def test_a_step_that_reaches_into_the_next_or_is_never_popped_swallows_nothing():
+    """GIVEN steps of 100 of which each ends 1 late, and one is never popped, THEN each ends where the next begins."""
+    job, rank = one_rank()
+    for number in range(4):
+        rank.range(f"step {number}", 100 * number, 100 * number + 101)
+    rank.range("step 4", 400, 900, still_open=True)
+    rank.range("step 5", 500, 600)
+    for number in range(6):
+        rank.kernel(100 * number + 10, 100 * number + 60, called=100 * number + 5)
+    assert [window[:2] for window in windows_of(job.timeline())] == [(n, 100 * n + 10) for n in range(6)]
+
+
+def test_steps_of_two_threads_are_those_of_the_thread_with_more():
+    job, rank = one_rank()
+    for number in range(3):
+        rank.range(f"step {number}", 100 * number, 100 * number + 90)
+    for number in range(2):
+        rank.range(f"step {number}", 100 * number + 50, 100 * number + 140, thread=AUTOGRAD)
+    for number in range(3):
+        rank.kernel(100 * number + 10, 100 * number + 60, called=100 * number + 5)
+    assert [window[:2] for window in windows_of(job.timeline())] == [(0, 10), (1, 110), (2, 210)]
+
+
 def test_an_empty_range_is_no_step():
     job, rank = one_rank()
     two_steps(rank)

@@ -150,6 +150,18 @@ def test_an_nsys_that_cannot_be_run(report: Path) -> None:
     assert cached(report) == []
 
 
+@pytest.mark.parametrize("damage", [b"", b"SQLite format 3\0 and no more"])
+def test_a_damaged_export_in_the_cache_is_made_again(
+    damage: bytes, report: Path, fake_nsys: Callable[[str], None]
+) -> None:
+    fake_nsys(EXPORTS)
+    tracekit.open(report)
+    (name,) = cached(report)
+    next((report.parents[1] / "cache").rglob(name)).write_bytes(damage)
+    assert tracekit.open(report).ranks
+    assert runs(report) == 2
+
+
 def test_a_cache_that_cannot_be_written(report: Path, fake_nsys: Callable[[str], None]) -> None:
     fake_nsys(EXPORTS)
     (report.parents[1] / "cache").write_text("a file, not a folder")

@@ -58,7 +58,7 @@ def test_whole_summary_counted_by_hand() -> None:
         "   0  " + "█" * 26 + "▓" * 13 + "▞" + "·" * 3 + "     60.0       30.0     0.25",
         "   1  " + "█" * 35 + "▓" * 4 + "▞" + "·" * 3 + "     80.0       10.0     0.75",
         "",
-        "Collectives, whole capture, mean a rank     count  exposed ms  overlap  bus GB/s",
+        "Collectives, whole capture, mean a rank    in all  exposed ms  overlap  bus GB/s",
         "  all-gather 0x5f1c0d7e22aa9b04                 3        60.0     0.50       325",
     ]
 

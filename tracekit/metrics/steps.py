@@ -103,14 +103,13 @@ def _rows_named(timeline: Timeline, ranges: Ranges, marker: str) -> NDArray[np.i
 def _as_steps(
     timeline: Timeline, ranges: Ranges, rows: NDArray[np.intp], source: str, words: Vocabulary | None = None
 ) -> StepRanges | None:
-    """Keep the outermost of nested marks and number them."""
+    """Keep the outermost marks of the thread that has most, and number them."""
     rows = rows[ranges.end[rows] > ranges.start[rows]]
     if len(rows) == 0:
         return None
-    # Sorted by start, longest first: a range is outermost if it ends after all before it.
-    reach = np.maximum.accumulate(ranges.end[rows])
-    outer = np.append(True, ranges.start[rows][1:] >= reach[:-1])
-    rows = rows[outer]
+    threads, counts = np.unique(ranges.thread[rows], return_counts=True)
+    thread = int(threads[np.argmax(counts)])
+    rows, end = _outermost(ranges, rows[ranges.thread[rows] == thread])
     numbers = []
     for row in rows.tolist():
         if ranges.value[row] != NO_VALUE:
@@ -122,14 +121,33 @@ def _as_steps(
         numbers.append(number if number is not None else NONE)
     if len(set(numbers)) < len(numbers) or NONE in numbers:
         numbers = list(range(len(rows)))
-    threads, counts = np.unique(ranges.thread[rows], return_counts=True)
     return StepRanges(
         source=source,
         number=np.array(numbers, np.int64),
         start=ranges.start[rows],
-        end=ranges.end[rows],
-        thread=int(threads[np.argmax(counts)]),
+        end=end,
+        thread=thread,
     )
+
+
+def _outermost(ranges: Ranges, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], Int64]:
+    """(marks of one thread that lie inside no other, where each ends).
+
+    ``rows`` are sorted by start, longest first. A mark that was never popped, or that reaches into the next one, ends
+    where the next begins: one lost pop must not swallow all steps after it.
+    """
+    kept: list[int] = []
+    ends: list[int] = []
+    columns = zip(rows.tolist(), ranges.start[rows].tolist(), ranges.end[rows].tolist(), strict=True)
+    for row, start, end in columns:
+        if kept and start < ends[-1]:
+            if end <= ends[-1] and not ranges.open[kept[-1]]:
+                continue
+            ends[-1] = start
+        kept.append(row)
+        ends.append(end)
+    full = np.array(ends, np.int64) > ranges.start[kept]
+    return np.array(kept, np.intp)[full], np.array(ends, np.int64)[full]
 
 
 def step_windows(ops: Ops, process: Process, marks: StepRanges, stream: int | None) -> StepWindows | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -124,7 +125,7 @@ def with_caused_waits(steps: Sequence[Step], row: int, verdict: Blame, steady: S
     if steady is None or not verdict.arrivals.last.any():
         return tuple(steps)
     column = {number: i for i, number in enumerate((*steady.left_out, *steady.steps))}
-    caused = verdict.arrivals.caused[row] / len(verdict.arrivals.caused)
+    caused = verdict.arrivals.caused[row] / np.maximum(verdict.ranks_in_step, 1)
     return tuple(replace(step, caused_wait_ns=round(float(caused[column[step.step]]))) for step in steps)
 
 
@@ -145,6 +146,8 @@ class Blame:
     stragglers: tuple[Straggler, ...]
     lateness: Lateness | None
     """Of the one rank that the verdict is about; None where ranks take turns, or nobody stands out."""
+    ranks_in_step: NDArray[np.int64]
+    """(steps,) how many ranks have each step."""
 
 
 def blame(
@@ -187,7 +190,8 @@ def blame(
     elif verdict == "rotating":
         cause = why_rotating(counted, matrix, thresholds)
     rows = suspicion.ranks if cause != SILENT else ()
-    per_step = len(tracks) * max(len(numbers), 1)
+    counting = set(numbers)
+    per_step = sum(step.step in counting for steps in by_rank for step in steps) or len(tracks)
     stragglers = [
         Straggler(
             rank=tracks[row].rank,
@@ -204,4 +208,11 @@ def blame(
         for row in rows
     ]
     stragglers.sort(key=lambda s: -s.wait_caused_ns)
-    return Blame(suspicion=suspicion, arrivals=sums, stragglers=tuple(stragglers), lateness=lateness if rows else None)
+    held = Counter(step.step for steps in by_rank for step in steps)
+    return Blame(
+        suspicion=suspicion,
+        arrivals=sums,
+        stragglers=tuple(stragglers),
+        lateness=lateness if rows else None,
+        ranks_in_step=np.array([held[number] for number in order], np.int64),
+    )

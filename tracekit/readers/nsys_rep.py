@@ -20,8 +20,8 @@ INSTALL_HINT = (
 )
 
 
-def export_to_sqlite(report: Path, *, show_progress: bool = False) -> Path:
-    """The SQLite export of a report, made by ``nsys export`` unless an earlier one is in the cache.
+def export_to_sqlite(report: Path, *, show_progress: bool = False) -> tuple[Path, bool]:
+    """(the SQLite export of a report, whether it was made now rather than found in the cache).
 
     The cache is keyed by the report's path, size and time of change. With ``show_progress`` nsys's own progress is
     left to appear on standard error. Raises `CaptureError` when nsys is missing, older than the report, or fails.
@@ -38,7 +38,7 @@ def export_to_sqlite(report: Path, *, show_progress: bool = False) -> Path:
     stem = re.sub(r"[^\w.-]+", "_", report.stem, flags=re.ASCII)[:80]
     target = folder / f"{stem}-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]}.sqlite"
     if target.exists():
-        return target
+        return target, False
     nsys = shutil.which("nsys")
     if nsys is None:
         raise CaptureError(f"{report}: reading a .nsys-rep needs nsys, which is not on the PATH", hint=INSTALL_HINT)
@@ -58,7 +58,7 @@ def export_to_sqlite(report: Path, *, show_progress: bool = False) -> Path:
         raise CaptureError(f"{report}: {nsys} cannot export it: {error.strerror}", hint=INSTALL_HINT) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    return target, True
 
 
 def _run(nsys: str, report: Path, target: Path, *, show_progress: bool) -> None:

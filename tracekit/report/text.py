@@ -180,7 +180,7 @@ def _collectives(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text
     if not rows:
         return
     unit = rows[0].scale.unit
-    heads = ["count", f"exposed {unit}", "overlap"] + (["bus GB/s"] if any(row.busbw for row in rows) else [])
+    heads = ["in all", f"exposed {unit}", "overlap"] + (["bus GB/s"] if any(row.busbw for row in rows) else [])
     widths = [max(7, len(head)) + 2 for head in heads]
     first = width - sum(widths)
     title = "Collectives, a step" if rows[0].per_step else "Collectives, whole capture, mean a rank"

@@ -34,11 +34,11 @@ class ExposedCommunication:
         ]
         if op:
             evidence.append(Evidence(metric=op, value=round(exposed_share, 4), unit="of exposed communication"))
-        another = "another " if context.explained_ns else ""
+        what = "Other communication" if context.explained_ns else "Communication"
         yield Finding(
             rule=self.code,
             severity=context.severity(rest),
-            title=f"Communication runs without compute beside it for {another}{100 * share:.0f} % of {whole}",
+            title=f"{what} runs without compute beside it for {100 * share:.0f} % of {whole}",
             ranks=tuple(rank.rank for rank in context.ranks if rank.totals.exposed_comm_ns),
             steps=context.steps,
             cost_ns=rest,
