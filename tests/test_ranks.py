@@ -21,7 +21,17 @@ def capture(pid: int = 4000, version: str = "2026.2") -> Export:
 
 
 def by_name(folder: Path, *names: str) -> Timeline:
-    return tracekit.open(*(capture().write(folder / name) for name in names))
+    return tracekit.open(*(capture(4000 + i).write(folder / name) for i, name in enumerate(names)))
+
+
+def test_a_copy_under_another_name_is_the_same_rank(tmp_path: Path) -> None:
+    """GIVEN a capture, its copy, and one of another process, THEN the copy is said to be what it is."""
+    paths = [capture(4000).write(tmp_path / "a.sqlite"), capture(4010).write(tmp_path / "c.sqlite")]
+    copy = tmp_path / "b.sqlite"
+    copy.write_bytes(paths[0].read_bytes())
+    timeline = tracekit.open(*paths, copy)
+    assert [rank.rank for rank in timeline.ranks] == [0, 1, 2]
+    assert timeline.rank_conflicts == ((0, (str(paths[0]), str(copy))),)
 
 
 FILE_NAMES = {

@@ -207,9 +207,18 @@ def _not_aligned(timeline: Timeline, tracks: Sequence[RankTrack], together: Toge
         shared = sum(
             kind.index.shape[1] for kind in together.matched if row in kind.members and kind.op in FINISH_TOGETHER
         )
-        if clock is None and shared >= FEWEST:
+        if clock is None and (shared >= FEWEST or not _meets_another_capture(timeline, tracks, together, row)):
             paths.append(timeline.captures[timeline.processes[track.process].capture].path)
     return tuple(dict.fromkeys(paths))
+
+
+def _meets_another_capture(timeline: Timeline, tracks: Sequence[RankTrack], together: Together, row: int) -> bool:
+    """Whether a rank communicates in any kind of collective that a rank of another capture has too."""
+    capture = [timeline.processes[track.process].capture for track in tracks]
+    return any(
+        row in kind.members and any(capture[member] != capture[row] for member in kind.members)
+        for kind in together.matched
+    )
 
 
 def _coarse(timeline: Timeline, track: RankTrack, first: RankTrack) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from tracekit.readers.raw import RawCapture
+from tracekit.readers.raw import RawCapture, RawTrack
 
 RANK_WORD = re.compile(r"(?<![a-z])(?<!local[-_.])(?:rank|proc)[-_.=]?([0-9]+)", re.IGNORECASE)
 DOTTED = re.compile(r".*\.([0-9]{1,6})\.")
@@ -58,8 +58,22 @@ def assign_ranks(captures: Sequence[RawCapture]) -> tuple[list[Assigned], list[t
         else:
             seen.add(rank)
             assigned.append(Assigned(c, t, rank, source))
-    conflicts = [(rank, tuple(captures[c].info.path for c in cs)) for rank, cs in sorted(taken.items()) if len(cs) > 1]
-    return sorted(assigned, key=lambda a: a.rank), conflicts
+    conflicts = {rank: cs for rank, cs in taken.items() if len(cs) > 1}
+    # A copy of a capture under another name claims nothing, and is the same rank all the same.
+    same: dict[tuple[int, ...], list[Assigned]] = {}
+    for a in (each for each in assigned if each.source == "order"):
+        same.setdefault(_fingerprint(captures[a.capture].tracks[a.track]), []).append(a)
+    for twins in same.values():
+        if len(twins) > 1:
+            conflicts.setdefault(min(a.rank for a in twins), [a.capture for a in twins])
+    named = [(rank, tuple(captures[c].info.path for c in cs)) for rank, cs in sorted(conflicts.items())]
+    return sorted(assigned, key=lambda a: a.rank), named
+
+
+def _fingerprint(track: RawTrack) -> tuple[int, ...]:
+    """What no two ranks share: process, device, and when its work begins and ends, to the ns, and how much it is."""
+    ops = track.ops
+    return track.pid, track.device, len(ops), int(ops.start[0]), int(ops.end[-1]), int(ops.end.sum() % (1 << 61))
 
 
 def _own_claim(capture: RawCapture, track: int) -> tuple[int | None, str]:

@@ -13,7 +13,7 @@ from tracekit.config import Thresholds
 from tracekit.intervals import Cover
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.stragglers import Arrivals, Suspicion
+from tracekit.metrics.stragglers import Arrivals, Suspicion, compared
 from tracekit.results import Account, Step
 from tracekit.timeline import NONE, Kind, Process, Ranges, RankTrack
 
@@ -110,7 +110,7 @@ def why_persistent(
     thresholds: Thresholds,
 ) -> Lateness:
     """Why the rank in ``row`` is last again and again."""
-    peers = np.flatnonzero(arrivals.peers[row])
+    peers = compared(arrivals.peers, row)
     others = peers[peers != row]
     compute, idle = row_means(matrix.compute), row_means(matrix.idle)
     # What one rank loses to it a step; by way of others, ranks wait for it that it never meets.
@@ -201,7 +201,7 @@ def why_rotating(arrivals: Arrivals, matrix: StepMatrix, thresholds: Thresholds)
         if not caused.any():
             continue
         row = int(np.argmax(caused))
-        others = np.flatnonzero(arrivals.peers[row])
+        others = compared(arrivals.peers, row)
         others = others[others != row]
         wait = float(caused[row]) / max(len(caused) - 1, 1)
         late += wait

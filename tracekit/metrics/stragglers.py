@@ -108,7 +108,7 @@ def arrivals(
 
 
 def _peers(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
-    """(ranks, ranks) which ranks do the same work.
+    """(ranks, ranks) which ranks do the same work, each with itself.
 
     They meet in collectives; where ranks also pass tensors on, those that all ranks share, such as the norm of the
     gradients, join pipeline stages that do different work.
@@ -118,7 +118,6 @@ def _peers(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
     for kind in matched:
         if kind.op in FINISH_TOGETHER and not (pipelined and len(kind.members) == n):
             peers[np.ix_(kind.members, kind.members)] = True
-    peers[peers.sum(axis=1) == 1] = True  # who meets nobody is compared with all
     return peers
 
 
@@ -244,11 +243,17 @@ def _verdict(wait_share: float, share: Float, own: Float, thresholds: Thresholds
     return "undecided", (worst,)
 
 
+def compared(peers: NDArray[np.bool_], row: int) -> NDArray[np.intp]:
+    """Rows that a rank is compared with, itself among them: its peers, or all where it has none."""
+    own = np.flatnonzero(peers[row])
+    return own if len(own) > 1 else np.arange(len(peers))
+
+
 def ratio_to_peers(values: Float, peers: NDArray[np.bool_]) -> Float:
     """Each rank's value over the median of the ranks that it meets in collectives, itself among them.
 
     A slow pipeline stage is slow on all ranks that meet: none of them is blamed for it.
     """
-    medians = np.array([np.median(values[peers[i]]) for i in range(len(values))])
+    medians = np.array([np.median(values[compared(peers, i)]) for i in range(len(values))])
     ratio: Float = np.divide(values, medians, out=np.ones(len(values)), where=medians > 0)
     return ratio

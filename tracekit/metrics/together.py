@@ -95,7 +95,10 @@ def with_causes(steps: Sequence[Step], waits: RankWaits) -> tuple[Step, ...]:
 def stages(
     tracks: Sequence[RankTrack], found: Sequence[RankCollectives], peers: NDArray[np.bool_]
 ) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks that meet in collectives, in jobs that also send and receive (pipelines); else ()."""
+    """Groups of ranks that meet in collectives, in jobs that also send and receive (pipelines); else ().
+
+    A rank that meets nobody is no stage: all-to-all exchanges are sends and receives too.
+    """
     if not any(op == "send_recv" for each in found for _, op in each.group):
         return ()
     groups: list[tuple[int, ...]] = []
@@ -109,7 +112,7 @@ def stages(
             group |= edge
         seen |= group
         groups.append(tuple(tracks[j].rank for j in sorted(group)))
-    return tuple(groups) if len(groups) > 1 else ()
+    return tuple(groups) if len(groups) > 1 and all(len(group) > 1 for group in groups) else ()
 
 
 def _windows(steps: Sequence[Step], order: Sequence[int], span: tuple[int, int]) -> Windows:
