@@ -305,3 +305,15 @@ def test_two_captures_that_claim_one_rank(tmp_path: Path) -> None:
     (finding,) = [finding for finding in tracekit.analyze(timeline).findings if finding.rule == "TK905"]
     assert (finding.ranks, finding.severity) == ((0,), "warning")
     assert "rank 0" in finding.title
+
+
+def test_of_two_claims_the_more_trusted_one_stands(tmp_path: Path) -> None:
+    """GIVEN a file called rank0 and a trainer that marked itself as rank 0, THEN the trainer is rank 0."""
+    marked = with_mark(capture(4010), 0, pid=4010)
+    paths = [capture(4000).write(tmp_path / "rank0.sqlite"), marked.write(tmp_path / "x.sqlite")]
+    timeline = tracekit.open(*paths)
+    assert [(rank.rank, rank.pid, rank.rank_source) for rank in timeline.ranks] == [
+        (0, 4010, "trainer_mark"),
+        (1, 4000, "order"),
+    ]
+    assert [rank for rank, _ in timeline.rank_conflicts] == [0]

@@ -18,6 +18,10 @@ LARGEST_RANK = 1 << 24
 """A larger number in a name is a date, a time or a job."""
 
 
+TRUST = ("trainer_mark", "nccl_comm_init", "environment", "file_name", "order")
+"""Where a rank can be told from, most trusted first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Assigned:
     """The rank of one track of one capture."""
@@ -34,8 +38,8 @@ def assign_ranks(captures: Sequence[RawCapture]) -> tuple[list[Assigned], list[t
 
     Each track takes the most trusted claim: the trainer's mark, NCCL's CommInitRank, the environment, the file name.
     The rest are numbered in order of capture, process and device with the numbers that are free. When two tracks claim
-    one rank, the first keeps it, the others are numbered like the rest, and the conflict is returned as
-    (rank, captures that claim it).
+    one rank, the more trusted claim keeps it (of equals the first), the others are numbered like the rest, and the
+    conflict is returned as (rank, captures that claim it).
     """
     from_files = _ranks_from_files(captures)
     claims: list[tuple[int, int, int | None, str]] = []
@@ -50,24 +54,27 @@ def assign_ranks(captures: Sequence[RawCapture]) -> tuple[list[Assigned], list[t
         if rank is not None:
             taken.setdefault(rank, []).append(c)
     free = (n for n in range(len(claims) + len(taken) + 1) if n not in taken)
-    seen: set[int] = set()
+    holder: dict[int, tuple[int, int]] = {}
+    for c, t, rank, _ in sorted(claims, key=lambda claim: TRUST.index(claim[3])):
+        if rank is not None:
+            holder.setdefault(rank, (c, t))
     assigned = []
     for c, t, rank, source in claims:
-        if rank is None or rank in seen:
-            assigned.append(Assigned(c, t, next(free), "order"))
-        else:
-            seen.add(rank)
+        if rank is not None and holder[rank] == (c, t):
             assigned.append(Assigned(c, t, rank, source))
-    conflicts = {rank: cs for rank, cs in taken.items() if len(cs) > 1}
-    # A copy of a capture under another name claims nothing, and is the same rank all the same.
+        else:
+            assigned.append(Assigned(c, t, next(free), "order"))
+    conflicts = {rank: cs for rank, cs in taken.items() if len(cs) > 1} | _copies(captures, assigned)
+    named = [(rank, tuple(captures[c].info.path for c in cs)) for rank, cs in sorted(conflicts.items())]
+    return sorted(assigned, key=lambda a: a.rank), named
+
+
+def _copies(captures: Sequence[RawCapture], assigned: Sequence[Assigned]) -> dict[int, list[int]]:
+    """Captures by rank where one is there twice: a copy under another name claims nothing, and is the same rank."""
     same: dict[tuple[int, ...], list[Assigned]] = {}
     for a in (each for each in assigned if each.source == "order"):
         same.setdefault(_fingerprint(captures[a.capture].tracks[a.track]), []).append(a)
-    for twins in same.values():
-        if len(twins) > 1:
-            conflicts.setdefault(min(a.rank for a in twins), [a.capture for a in twins])
-    named = [(rank, tuple(captures[c].info.path for c in cs)) for rank, cs in sorted(conflicts.items())]
-    return sorted(assigned, key=lambda a: a.rank), named
+    return {min(a.rank for a in twins): [a.capture for a in twins] for twins in same.values() if len(twins) > 1}
 
 
 def _fingerprint(track: RawTrack) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ class RankClaimedTwice:
             names = ", ".join(PurePath(path).name for path in paths[:4]) + (" and more" if len(paths) > 4 else "")
             yield _finding(
                 self.code,
-                f"{len(paths)} captures claim to be rank {rank}; all but the first got a free number",
+                f"{len(paths)} captures claim to be rank {rank}; all but one of them got a free number",
                 (rank,),
                 [Evidence(metric="captures", value=names, unit="")],
                 "Analyze captures of one job only, each once; of one job, put the rank into the file names.",
