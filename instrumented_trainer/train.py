@@ -14,6 +14,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # run by path: import the package, and keep its `profile` from hiding Python's own
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+import gc
 import os
 import resource
 import statistics
@@ -286,6 +287,9 @@ def run(config: Config) -> None:
         print(f"{result['step_time_ms']:.1f} ms a step, {result['tokens_per_s']:.0f} tokens/s")
         if config.json is not None:
             write_json(Path(config.json), result)
+    # FSDP1's modules are cycles that hold process groups. Left to the interpreter's end, their threads can outlive what
+    # they need, and the process aborts with its work done.
+    gc.collect()
     dist.destroy_process_group()
 
 
