@@ -317,3 +317,19 @@ def test_of_two_claims_the_more_trusted_one_stands(tmp_path: Path) -> None:
         (1, 4000, "order"),
     ]
     assert [rank for rank, _ in timeline.rank_conflicts] == [0]
+
+
+def test_a_process_without_gpu_work_says_where_its_rank_is_from(tmp_path: Path) -> None:
+    """GIVEN three processes with a step and no kernels, THEN each rank's source is what told it."""
+    export = Export("2026.2")
+    for pid in (4000, 4010, 4020):
+        export.range("step 0", 0, 100, pid=pid)
+    with_comm_init(export, 2, pid=4000)
+    with_mark(export, 1, pid=4010)
+    timeline = tracekit.open(export.write(tmp_path / "host.sqlite"), require_ranks=False)
+    analysis = tracekit.analyze(timeline, tracekit.Options(allow_no_gpu=True))
+    assert [(rank.rank, rank.pid, rank.rank_source) for rank in analysis.host_ranks] == [
+        (0, 4020, "order"),
+        (1, 4010, "trainer_mark"),
+        (2, 4000, "nccl_comm_init"),
+    ]

@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from tracekit.readers.raw import RawCapture, RawTrack
+from tracekit.readers.raw import LARGEST_RANK, RawCapture, RawTrack
 
 RANK_WORD = re.compile(r"(?<![a-z])(?<!local[-_.])(?:rank|proc)[-_.=]?([0-9]+)", re.IGNORECASE)
 DOTTED = re.compile(r".*\.([0-9]{1,6})\.")
 """The last number between dots; what stands before it may be a date or a job."""
 NODE_AND_GPU = re.compile(r"(?:node|host)[-_.]?([0-9]+).*?(?:gpu|local_?rank|device|dev)[-_.]?([0-9]+)", re.IGNORECASE)
 NUMBER = re.compile(r"[0-9]+")
-LARGEST_RANK = 1 << 24
-"""A larger number in a name is a date, a time or a job."""
-
-
 TRUST = ("trainer_mark", "nccl_comm_init", "environment", "file_name", "order")
 """Where a rank can be told from, most trusted first."""
 

@@ -140,8 +140,8 @@ class Process:
     marks: tuple[tuple[str | None, str], ...]
     """NVTX marks that carry facts about the run: (domain, text)."""
     syncs: Syncs
-    claimed_rank: int | None = None
-    """Global rank that the process itself names, whatever device it uses."""
+    claim: tuple[int, str] | None = None
+    """(global rank, where it is told) as the process itself names it, whatever device it uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,20 +20,21 @@ def host_ranks(timeline: Timeline, marker: str | None) -> tuple[HostRank, ...]:
     for process in timeline.processes:
         words = vocabulary(timeline, process.ranges)
         marks = step_ranges(timeline, process, words, marker)
-        if marks is not None or process.claimed_rank is not None:
+        if marks is not None or process.claim is not None:
             found.append((process, words, marks))
-    taken = {process.claimed_rank for process, _, _ in found}
+    taken = {process.claim[0] for process, _, _ in found if process.claim is not None}
     free = (n for n in range(2 * len(found) + 1) if n not in taken)
     seen: set[int] = set()
     ranks = []
     for process, words, marks in found:
-        claimed = process.claimed_rank is not None and process.claimed_rank not in seen
-        rank = process.claimed_rank if claimed and process.claimed_rank is not None else next(free)
+        rank, source = process.claim or (None, "order")
+        if rank is None or rank in seen:
+            rank, source = next(free), "order"
         seen.add(rank)
         ranks.append(
             HostRank(
                 rank=rank,
-                rank_source="trainer_mark" if claimed else "order",
+                rank_source=source,
                 pid=process.pid,
                 capture=process.capture,
                 step_source=marks.source if marks else None,

@@ -25,7 +25,7 @@ from tracekit.readers.nsys_host import (
     read_syncs,
 )
 from tracekit.readers.nsys_tables import PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
-from tracekit.readers.raw import Names, RankClaim, RawCapture, RawTrack
+from tracekit.readers.raw import LARGEST_RANK, Names, RankClaim, RawCapture, RawTrack
 from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
 
 OTHER_TABLES = (
@@ -54,7 +54,6 @@ REMEDIES = {
 }
 """By what a capture may lack: what cannot be told without it, and how to capture it."""
 RANK = re.compile("[0-9]{1,8}")
-LARGEST_RANK = 1 << 24
 DIAGNOSTICS_KEPT = 20
 
 
@@ -114,7 +113,7 @@ def read_nsys_sqlite(
                 ranges=ranges,
                 marks=marks,
                 syncs=process_syncs(syncs, of_sync[i], own_calls, index),
-                claimed_rank=next((claim.rank for claim in claims[i] if claim.device is None), None),
+                claim=next(((each.rank, each.source) for each in claims[i] if each.device is None), None),
             )
         )
     del calls, nvtx

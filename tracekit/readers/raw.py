@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from tracekit.timeline import CaptureInfo, Ops, Process
 
+LARGEST_RANK = 1 << 24
+"""From here on a number is no rank but a date, a time or a job."""
+
 
 class Names:
     """Every distinct name once, shared by all captures of a job; the tables hold indices."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tracekit.report.summary import add_accounts, steady_steps
+from tracekit.metrics.accounting import total
+from tracekit.report.summary import steady_steps
 from tracekit.report.words import Scale, add_up, clean, ratio
 from tracekit.results import Account, Analysis
 
@@ -79,7 +80,7 @@ def _by_rank(analysis: Analysis) -> Iterable[_Entry]:
     for rank in analysis.ranks:
         steps = steady_steps(analysis, rank)
         if steps:
-            yield str(rank.rank), add_accounts([step.account for step in steps]), len(steps)
+            yield str(rank.rank), total([step.account for step in steps]), len(steps)
 
 
 def _by_step(analysis: Analysis) -> Iterable[_Entry]:
@@ -88,7 +89,7 @@ def _by_step(analysis: Analysis) -> Iterable[_Entry]:
         for step in rank.steps:
             by_step.setdefault(step.step, []).append(step.account)
     for number in sorted(by_step):
-        yield str(number), add_accounts(by_step[number]), len(by_step[number])
+        yield str(number), total(by_step[number]), len(by_step[number])
 
 
 def _by_phase(analysis: Analysis) -> Iterable[_Entry]:
@@ -98,7 +99,7 @@ def _by_phase(analysis: Analysis) -> Iterable[_Entry]:
         for phase, account in step.by_phase.items():
             by_phase.setdefault(phase, []).append(account)
     for phase, accounts in by_phase.items():
-        yield phase, add_accounts(accounts), len(steps)
+        yield phase, total(accounts), len(steps)
 
 
 def _by_module(analysis: Analysis) -> Iterable[_Entry]:
@@ -107,5 +108,5 @@ def _by_module(analysis: Analysis) -> Iterable[_Entry]:
     for rank in analysis.ranks:
         for module in rank.modules:
             by_module.setdefault(module.module, []).append(module.account)
-    entries = [(name, add_accounts(accounts), max(1, steps)) for name, accounts in by_module.items()]
+    entries = [(name, total(accounts), max(1, steps)) for name, accounts in by_module.items()]
     yield from sorted(entries, key=lambda entry: -entry[1].wall_ns)

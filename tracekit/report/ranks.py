@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracekit.report.summary import add_accounts, steady_steps, told_steps
+from tracekit.metrics.accounting import total
+from tracekit.report.summary import steady_steps, told_steps
 from tracekit.report.words import Scale, clean, duration, ratio, share
 from tracekit.results import Analysis, Clock, Rank, Straggler
 
@@ -76,7 +77,7 @@ def _row(
     told: bool,
 ) -> RankRow:
     steps = steady_steps(analysis, rank)
-    account = add_accounts([step.account for step in steps]) if steps else None if analysis.steady else rank.totals
+    account = total([step.account for step in steps]) if steps else None if analysis.steady else rank.totals
     over = max(1, len(steps))
     waited_ns = sum(step.exposed_comm_by_cause.get("peer_wait", 0) for step in steps) / over
     clock = rank.clock

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from tracekit.config import DEFAULT, Thresholds
+from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, family_of_exposed, family_of_idle
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
 from tracekit.report.words import Scale, clean, plural, runs
@@ -149,19 +150,6 @@ def _by_family(maps: Iterable[dict[str, int]], family_of: Callable[[str], str]) 
     return found
 
 
-def add_accounts(accounts: Sequence[Account]) -> Account:
-    """Return the sum of accounts, field by field."""
-    return Account(
-        wall_ns=sum(a.wall_ns for a in accounts),
-        compute_ns=sum(a.compute_ns for a in accounts),
-        exposed_comm_ns=sum(a.exposed_comm_ns for a in accounts),
-        exposed_copy_ns=sum(a.exposed_copy_ns for a in accounts),
-        idle_ns=sum(a.idle_ns for a in accounts),
-        comm_ns=sum(a.comm_ns for a in accounts),
-        overlapped_comm_ns=sum(a.overlapped_comm_ns for a in accounts),
-    )
-
-
 def _bar(rank: int | None, account: Account, steps: Sequence[Step], over: int) -> Bar:
     """Make a bar of a summed account: the mean over ``over`` steps or ranks."""
     return Bar(
@@ -182,14 +170,14 @@ def _rank_bar(analysis: Analysis, rank: Rank) -> Bar | None:
     steps = steady_steps(analysis, rank)
     if not steps:
         return None
-    return _bar(rank.rank, add_accounts([step.account for step in steps]), steps, len(steps))
+    return _bar(rank.rank, total([step.account for step in steps]), steps, len(steps))
 
 
 def _mean_bar(analysis: Analysis, bars: Sequence[Bar]) -> Bar:
     if analysis.steady:
         steps = [step for rank in analysis.ranks for step in steady_steps(analysis, rank)]
         return _bar(None, analysis.steady.account, steps, 1)
-    return _bar(None, add_accounts([rank.totals for rank in analysis.ranks]), (), max(1, len(bars)))
+    return _bar(None, total([rank.totals for rank in analysis.ranks]), (), max(1, len(bars)))
 
 
 def _choose(bars: Sequence[Bar]) -> tuple[list[Bar], list[Bar]]:
