@@ -1,12 +1,13 @@
 """The shared captures: totals counted by brute force elsewhere, and figures that other tools have published."""
 
 import json
+import os
 import sqlite3
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
-from conftest import shared_folder
 from handmade import collective_table
 
 import tracekit
@@ -14,7 +15,8 @@ from tracekit.analysis import Options
 
 pytestmark = pytest.mark.shared
 
-FOLDER = shared_folder()
+# As the conftest finds it. Importing that would take whichever conftest pytest has loaded first.
+FOLDER = Path(os.environ.get("TRACEKIT_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 PARTS = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 REPORTS_OF_TWO_RANKS = ("hta_128rank/rank0.sqlite", "hta_128rank/rank1.sqlite")
 
