@@ -1,0 +1,153 @@
+"""``tracekit analyze``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracekit.commands.output import can_encode, check_outputs, print_text, progress, size_words, write
+from tracekit.commands.status import ExitStatus
+from tracekit.commands.types import SEVERITIES, Numbers, Window
+from tracekit.errors import UsageError
+
+if TYPE_CHECKING:
+    from tracekit.results import Analysis
+
+
+@click.command()
+@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    help="Write the results as JSON; - for standard output, then nothing else is printed there.",
+)
+@click.option("--html", "html_path", metavar="FILE", help="Write a self-contained HTML report.")
+@click.option("--steps", type=Numbers(), help="Only these steps, e.g. 2-5,8; they are then the steady ones.")
+@click.option("--ranks", type=Numbers(), help="Only these ranks, e.g. 0,4-7.")
+@click.option(
+    "--window",
+    type=Window(),
+    default=":",
+    show_default=False,
+    help="Only this time on the capture's clock, e.g. 1.2s:1.5s.",
+)
+@click.option(
+    "--skip-warmup",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Leave out exactly N leading steps (default: the first and slow ones after it).",
+)
+@click.option(
+    "--step-marker", metavar="NAME", help="Name of the NVTX range that marks a step, or a regular expression for it."
+)
+@click.option(
+    "--no-align", is_flag=True, help="Compare the captures' clocks as they are, not aligned by their collectives."
+)
+@click.option("--no-rules", is_flag=True, help="Account only; check no rules.")
+@click.option(
+    "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
+)
+@click.option(
+    "--fail-on", type=click.Choice(SEVERITIES), help="Exit with status 1 if a finding is this severe or more."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show all findings and collectives, with their evidence.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no summary and no progress.")
+@click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR set.")
+def analyze(
+    captures: tuple[str, ...],
+    json_path: str | None,
+    html_path: str | None,
+    steps: frozenset[int] | None,
+    ranks: frozenset[int] | None,
+    window: tuple[int | None, int | None],
+    skip_warmup: int | None,
+    step_marker: str | None,
+    no_align: bool,
+    no_rules: bool,
+    allow_no_gpu: bool,
+    fail_on: str | None,
+    verbose: bool,
+    quiet: bool,
+    no_color: bool,
+) -> int:
+    """Account for every nanosecond of a step and say what exposes communication.
+
+    CAPTURE is an nsys SQLite export, an .nsys-rep (needs nsys), a folder of them, or a quoted glob pattern; several are
+    taken as the ranks of one job.
+    """
+    from tracekit.analysis import Options
+    from tracekit.analysis import analyze as analyze_timeline
+    from tracekit.capture import find_captures, open_captures
+
+    files = find_captures(captures)
+    check_outputs([path for path in (json_path, html_path) if path is not None and path != "-"], files)
+    if html_path == "-":
+        raise UsageError("--html: a report goes to a file, not to standard output", hint="Name a file.")
+    options = Options(
+        steps=steps,
+        ranks=ranks,
+        window=window,
+        step_marker=step_marker,
+        skip_warmup=skip_warmup,
+        rules=not no_rules,
+        align=not no_align,
+        allow_no_gpu=allow_no_gpu,
+    )
+    with progress(quiet) as (progressing, shown):
+        timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
+    analysis = analyze_timeline(timeline, options)
+    if html_path and not analysis.ranks:
+        raise UsageError("--html: there is no GPU work to draw", hint="Use --json for the NVTX view.")
+    wrote: list[tuple[str, int]] = []
+    if json_path:
+        from tracekit.report.json import render_json
+
+        # A path that is not UTF-8 holds lone surrogates, which JSON can only escape.
+        document = (render_json(analysis) + "\n").encode("utf-8", "backslashreplace")
+        if json_path == "-":
+            write(document)
+        else:
+            from tracekit.report.files import write_whole
+
+            wrote.append((json_path, write_whole(Path(json_path), document)))
+    if html_path:
+        from tracekit.report.html import write_html
+
+        wrote.append((html_path, write_html(analysis, timeline, Path(html_path))))
+    if json_path != "-" and not quiet:
+        _print_summary(analysis, verbose, no_color, wrote)
+    return _status(analysis, fail_on)
+
+
+def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: list[tuple[str, int]]) -> None:
+    from tracekit.report.words import clean
+
+    if analysis.ranks:
+        from tracekit.report.text import render_text
+
+        text = render_text(
+            analysis,
+            width=max(40, min(shutil.get_terminal_size((80, 24)).columns, 120)),
+            color=sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR"),
+            unicode=can_encode("█▚▒░·"),
+            verbose=verbose,
+        )
+    else:
+        from tracekit.report.host import render_host
+
+        text = render_host(analysis)
+    said = [f"Wrote {clean(path)} ({size_words(size)})" for path, size in wrote]
+    print_text("\n".join([text.rstrip("\n"), *([""] if wrote else []), *said]))
+
+
+def _status(analysis: Analysis, fail_on: str | None) -> int:
+    if fail_on is None:
+        return ExitStatus.DONE
+    worst = max((SEVERITIES.index(finding.severity) for finding in analysis.findings), default=-1)
+    return ExitStatus.FINDING if worst >= SEVERITIES.index(fail_on) else ExitStatus.DONE

@@ -1,0 +1,63 @@
+"""Types of options and arguments."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+SEVERITIES = ("info", "warning", "error")
+LARGEST_LIST = 10_000_000
+
+
+class Window(click.ParamType[tuple[int | None, int | None]]):
+    """``START:END`` with units, either side may be empty."""
+
+    name = "START:END"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int | None]:
+        """Parse to ns."""
+        if isinstance(value, tuple):  # click converts defaults and already converted values again
+            return value[0], value[1]
+        start, colon, end = str(value).partition(":")
+        if not colon:
+            self.fail("write it like 1.2s:1.5s or 300ms:", param, ctx)
+        window = self._instant(start, param, ctx), self._instant(end, param, ctx)
+        if window[0] is not None and window[1] is not None and window[1] <= window[0]:
+            self.fail("it ends before it starts", param, ctx)
+        return window
+
+    def _instant(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if not text.strip():
+            return None
+        match = re.fullmatch(r"\s*(\d{1,19})(?:\.(\d{1,9}))?\s*(s|ms|us|ns)\s*", text)
+        if not match:
+            self.fail(f"{text!r} is not a time with a unit (s, ms, us, ns)", param, ctx)
+        unit = UNITS_NS[match[3]]
+        fraction = match[2] or ""
+        return int(match[1]) * unit + int(fraction.ljust(9, "0")) * unit // UNITS_NS["s"]
+
+
+class Numbers(click.ParamType[frozenset[int]]):
+    """A list of numbers and ranges, such as ``2-5,8``."""
+
+    name = "LIST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
+        """Parse to a set."""
+        if isinstance(value, frozenset):
+            return value
+        numbers: set[int] = set()
+        for part in str(value).split(","):
+            match = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part)
+            if not match or int(match[2] or match[1]) < int(match[1]):
+                self.fail(f"{part.strip() or value!r} is not a number or a range; write it like 2-5,8", param, ctx)
+            low, high = int(match[1]), int(match[2] or match[1])
+            if high - low >= LARGEST_LIST:
+                self.fail(f"{part.strip()} names more than {LARGEST_LIST:,} numbers", param, ctx)
+            numbers.update(range(low, high + 1))
+        return frozenset(numbers)

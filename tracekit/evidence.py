@@ -1,0 +1,122 @@
+"""What each rank's collectives looked like when a job stood still: the input of the diagnosis of hangs.
+
+Captures and PyTorch's Flight Recorder dumps both become this. Frozen and columnar; one row is one collective that one
+rank has issued, in the order of issue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+
+UNKNOWN = -1
+"""Marks what the source does not tell in the columns below."""
+
+
+class State(IntEnum):
+    """How far a collective got on one rank."""
+
+    UNKNOWN = -1
+    ISSUED = 0
+    """The host has called it; nothing of it is known to run."""
+    STARTED = 1
+    """Its kernel runs and has not ended."""
+    COMPLETED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entries:
+    """The collectives of one rank in the order of issue; all columns have one length, n."""
+
+    communicator: Int32
+    """Index into `Evidence.communicators`."""
+    seq: Int64
+    """Ordinal in its communicator, comparable across ranks."""
+    op: Int32
+    """Index into `Evidence.names`: ``all_gather``, ``reduce_scatter``, ``all_reduce``, ...; UNKNOWN."""
+    elements_in: Int64
+    """Elements of this rank's input, summed over tensors; UNKNOWN."""
+    elements_out: Int64
+    dtype: Int32
+    """Index into `Evidence.names`; UNKNOWN."""
+    state: Int8
+    """`State`."""
+    step: Int64
+    """Training step it was issued in; UNKNOWN."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """A process group (dumps) or NCCL communicator (captures)."""
+
+    name: str
+    """Hash in hex, or the process group's name."""
+    description: str | None
+    """What the job calls it, such as ``default_pg`` or ``mesh_shard``."""
+    ranks: tuple[int, ...] | None
+    """Global ranks in it; None where no source tells: then the ranks with entries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What a rank was doing last, in words and names as its source tells them; None where it does not."""
+
+    open_ranges: tuple[str, ...] = ()
+    """NVTX ranges that were never left, outermost first."""
+    last_call: str | None = None
+    """Last CUDA call of the host."""
+    last_call_open: bool = False
+    """The call had not returned when the capture ended."""
+    last_collective: str | None = None
+    os_call: str | None = None
+    """Operating-system call that the thread of the step blocked in."""
+    frames: tuple[str, ...] = ()
+    """Python stack of the last collective, innermost first, where a dump has it."""
+    step: int | None = None
+    module: str | None = None
+    phase: str | None = None
+    idle_ns: int | None = None
+    """How long before the end of its capture the rank was last active."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankEvidence:
+    """One rank's side of it."""
+
+    rank: int
+    rank_source: str
+    source: str
+    """Path of the capture or dump."""
+    entries: Entries
+    wrapped: bool
+    """Early collectives may be lost: the ring buffer wrapped, or the capture began later."""
+    end_ns: int | None
+    """When its capture or dump ended, on one clock for all ranks (ns); None where it cannot be told."""
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """All ranks."""
+
+    ranks: tuple[RankEvidence, ...]
+    """Sorted by rank."""
+    communicators: tuple[Communicator, ...]
+    names: Sequence[str]
+    world_size: int | None
+    """Number of ranks of the job, where a source tells."""
+    interrupted: bool | None
+    """Whether the job was stopped while it stood still (open ranges, dumps on a time-out); None where unknown."""
+    notes: tuple[str, ...]
+    """What the readers had to pass over, in words."""
