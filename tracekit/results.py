@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tracekit.evidence import Activity
+
 
 class Severity(StrEnum):
     """How much a finding matters: error from 10 % of the step, warning from 2 %, else info."""
@@ -263,6 +265,92 @@ class HostRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """One edge of the wait-for graph: a rank is inside a collective that another rank has not launched."""
+
+    rank: int
+    communicator: str
+    seq: int
+    op: str | None
+    waits_for: int
+    """The rank that has not launched it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """One collective that its ranks called with different arguments, or with sizes that cannot be."""
+
+    verdict: str
+    """type_mismatch, size_mismatch, dtype_mismatch, state_mismatch, or undecided (sums of an all-to-all differ)."""
+    communicator: str
+    seq: int
+    op: str | None
+    """What the majority called; None where no op has one."""
+    ranks: tuple[int, ...]
+    """Who differs from the majority; all ranks where none has one, or where all agree on something impossible."""
+    expected: str
+    """What the majority called (or what would fit), in words."""
+    found: tuple[tuple[tuple[int, ...], str], ...]
+    """(ranks, what they called) for each way of calling it, the most frequent first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastActivity:
+    """What one rank was doing last."""
+
+    rank: int
+    communicator: str | None
+    """Of its last collective."""
+    seq: int | None
+    op: str | None
+    state: str | None
+    """issued, started, completed, or None where the source does not tell."""
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Why a job stands still: where its ranks part, and who is on which side."""
+
+    verdict: str
+    """missing_rank, type_mismatch, size_mismatch, dtype_mismatch, state_mismatch, order_inversion, unfinished,
+    step_desync, host_blocked, not_a_hang or undecided."""
+    communicator: str | None
+    """Where they part; None where no collective can be named (as for the four fields below)."""
+    description: str | None
+    """What the job calls the communicator."""
+    seq: int | None
+    op: str | None
+    missing_ranks: tuple[int, ...]
+    """Ranks that never launched this collective."""
+    waiting_ranks: tuple[int, ...]
+    """Ranks that launched it and have not completed it."""
+    ahead_ranks: tuple[int, ...]
+    """The side that got further in this communicator (which may be the smaller one)."""
+    behind_ranks: tuple[int, ...]
+    culprits: tuple[int, ...]
+    """Ranks to look at first: the absent ones, or those that differ from the majority; () where nobody stands out."""
+    cycle: tuple[Waiting, ...]
+    """The shortest cycle of the wait-for graph; () where there is none."""
+    mismatches: tuple[Mismatch, ...]
+    """All mismatched collectives, not only the one that the verdict is about; earliest first."""
+    last_activity: tuple[LastActivity, ...]
+    """One for each rank with evidence, by rank."""
+    step: int | None
+    """Training step of the ranks that are behind (of all, where none is); None where unknown or various."""
+    module: str | None
+    lacking: tuple[str, ...]
+    """What would decide it, where something is missing: dumps of ranks, flags of nsys, sizes."""
+    notes: tuple[str, ...]
+    """What the readers passed over, and what else was seen, in words."""
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether a hang was found: neither ``not_a_hang`` nor ``undecided``."""
+        return self.verdict not in ("not_a_hang", "undecided")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """Everything `tracekit.analyze` found out about a timeline."""
 
@@ -281,3 +369,5 @@ class Analysis:
     """The NVTX view, only for captures without GPU work (and only if asked for)."""
     remedies: tuple[tuple[str, str], ...] = ()
     """What could not be told from these captures, each with the nsys flag (or change) that would tell it."""
+    hang: Hang | None = None
+    """Why the job stands still, where the captures end in a hang; None where they do not, or it was not examined."""

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from tracekit._version import __version__
-from tracekit.results import Account, Analysis, Collective, Finding, HostRank, Rank, Step, Straggler
+from tracekit.results import (
+    Account,
+    Analysis,
+    Collective,
+    Finding,
+    Hang,
+    HostRank,
+    LastActivity,
+    Mismatch,
+    Rank,
+    Step,
+    Straggler,
+)
 
 SCHEMA_VERSION = 1
 NOT_EXAMINED = ("hang", "sharding")
@@ -41,7 +54,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "collectives": [_collective(row) for row in analysis.collectives],
         "sharding": None,
         "stragglers": [_straggler(row) for row in analysis.stragglers],
-        "hang": None,
+        "hang": hang_dict(analysis.hang) if analysis.hang else None,
         "not_examined": list(NOT_EXAMINED),
         "findings": [_finding(finding) for finding in analysis.findings],
         "skipped_rules": [
@@ -50,6 +63,62 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ],
         "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
+    }
+
+
+def hang_dict(hang: Hang) -> dict[str, Any]:
+    """The ``hang`` object alone."""
+    return {
+        "verdict": hang.verdict,
+        "communicator": hang.communicator,
+        "description": hang.description,
+        "seq": hang.seq,
+        "op": hang.op,
+        "missing_ranks": list(hang.missing_ranks),
+        "waiting_ranks": list(hang.waiting_ranks),
+        "ahead_ranks": list(hang.ahead_ranks),
+        "behind_ranks": list(hang.behind_ranks),
+        "culprits": list(hang.culprits),
+        "cycle": [asdict(waiting) for waiting in hang.cycle],
+        "mismatches": [_mismatch(row) for row in hang.mismatches],
+        "last_activity": [_last_activity(row) for row in hang.last_activity],
+        "step": hang.step,
+        "module": hang.module,
+        "lacking": list(hang.lacking),
+        "notes": list(hang.notes),
+    }
+
+
+def _mismatch(row: Mismatch) -> dict[str, Any]:
+    return {
+        "verdict": row.verdict,
+        "communicator": row.communicator,
+        "seq": row.seq,
+        "op": row.op,
+        "ranks": list(row.ranks),
+        "expected": row.expected,
+        "found": [{"ranks": list(ranks), "call": call} for ranks, call in row.found],
+    }
+
+
+def _last_activity(row: LastActivity) -> dict[str, Any]:
+    doing = row.activity
+    return {
+        "rank": row.rank,
+        "communicator": row.communicator,
+        "seq": row.seq,
+        "op": row.op,
+        "state": row.state,
+        "open_ranges": list(doing.open_ranges),
+        "last_call": doing.last_call,
+        "last_call_open": doing.last_call_open,
+        "last_collective": doing.last_collective,
+        "os_call": doing.os_call,
+        "frames": list(doing.frames),
+        "step": doing.step,
+        "module": doing.module,
+        "phase": doing.phase,
+        "idle_ns": doing.idle_ns,
     }
 
 
