@@ -73,6 +73,7 @@ class Laid(NamedTuple):
     name: str
     grid: int
     called: int
+    """When it was launched; NONE where the capture lacks the call."""
     nccl: int | None = None
     """Which of the rank's ranges NCCL launched it in."""
 
@@ -147,15 +148,16 @@ class Job:
         ranges, range_row = [r for _, r in in_order], {told: row for row, (told, _) in enumerate(in_order)}
         ops = sorted(self.ops[rank], key=lambda op: (op.start, op.end))
         ops = [op for row, op in enumerate(ops) if not drop(rank, row)]
-        by_call = sorted(range(len(ops)), key=lambda i: ops[i].called)
-        call_row = {i: row for row, i in enumerate(by_call)} if launches else {}
+        known = [i for i, op in enumerate(ops) if op.called != NONE] if launches else []
+        by_call = sorted(known, key=lambda i: ops[i].called)
+        call_row = {i: row for row, i in enumerate(by_call)}
         process = Process(
             capture=self.capture_of[rank],
             pid=1000 + rank,
             name="python",
             calls=Calls(
-                start=read([ops[i].called for i in by_call] if launches else []),
-                end=read([ops[i].called + 1_000 for i in by_call] if launches else []),
+                start=read([ops[i].called for i in by_call]),
+                end=read([ops[i].called + 1_000 for i in by_call]),
                 thread=np.full(len(call_row), THREAD, np.int64),
                 name=np.full(len(call_row), self._name("cudaLaunchKernel"), np.int32),
             ),

@@ -15,7 +15,7 @@ from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.stragglers import Arrivals, Suspicion, compared
 from tracekit.results import Account, Step
-from tracekit.timeline import NONE, Kind, Process, Ranges, RankTrack
+from tracekit.timeline import NONE, Kind, Process, Ranges, RankTrack, Source
 
 Int64 = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -118,18 +118,21 @@ def why_persistent(
     compute_excess = float(compute[row] - np.median(compute[others]))
     idle_excess = float(idle[row] - np.median(idle[others]))
     ratio, slow_share = kernel_ratio(tracks[row], [tracks[i] for i in others], thresholds)
-    launch = launch_share(tracks[row], processes[row], found[row], thresholds)
+    launch = launch_share(tracks[row], processes[row], found[row], arrivals.late[row], thresholds)
     enough = thresholds.explained_share * late
+    # Half of the delay by each of two reasons is explained too: the greater one is the cause.
+    together = max(compute_excess, 0.0) + max(idle_excess, 0.0) >= enough
+    slower = suspicion.compute_ratio[row] >= thresholds.slow_compute_ratio
     cause = SILENT
-    if suspicion.compute_ratio[row] >= thresholds.slow_compute_ratio and compute_excess >= enough:
+    if slower and (compute_excess >= enough or (together and compute_excess >= idle_excess)):
         slow = ratio is not None and ratio >= thresholds.slow_compute_ratio
         cause = "slow_compute" if slow else "unknown"
-    elif idle_excess >= enough:
+    elif idle_excess >= enough or (together and idle_excess > compute_excess):
         cause = "data" if _in_data(matrix, row, others, idle_excess, thresholds) else "host_stall"
-    elif launch is None:
-        cause = "unknown"
-    elif launch >= thresholds.explained_share:
+    elif launch is not None and launch >= thresholds.explained_share:
         cause = "late_launch"
+    elif launch is None or not _launches_known(tracks[row], thresholds):
+        cause, launch = "unknown", None
     return Lateness(
         cause=cause,
         compute_excess_ns=compute_excess,
@@ -182,14 +185,26 @@ def _medians(track: RankTrack) -> dict[tuple[int, int], tuple[float, int]]:
     }
 
 
-def launch_share(track: RankTrack, process: Process, found: RankCollectives, thresholds: Thresholds) -> float | None:
-    """Share of the rank's collectives that start right after their launch call ends; None where few have one."""
-    call = track.ops.call[found.row]
+def launch_share(
+    track: RankTrack, process: Process, found: RankCollectives, late: Int64, thresholds: Thresholds
+) -> float | None:
+    """Share of the rank's ``late`` collectives that start right after their launch call; None where few have one.
+
+    What queued behind other communication was launched in time, and was waited for by nobody: it does not count.
+    """
+    row = found.row[late]
+    call = track.ops.call[row]
     known = call != NONE
     if len(call) == 0 or np.count_nonzero(known) < thresholds.launch_rows_share * len(call):
         return None
-    lag = track.ops.start[found.row[known]] - process.calls.end[call[known]]
+    lag = track.ops.start[row[known]] - process.calls.end[call[known]]
     return float(np.count_nonzero(lag <= thresholds.launch_lag_ns) / len(lag))
+
+
+def _launches_known(track: RankTrack, thresholds: Thresholds) -> bool:
+    """Whether nearly all of the rank's kernels have their launch row: without, silence proves nothing."""
+    call = track.ops.call[track.ops.source <= Source.GRAPH]
+    return bool(np.count_nonzero(call != NONE) >= thresholds.launch_rows_share * len(call))
 
 
 def why_rotating(arrivals: Arrivals, matrix: StepMatrix, thresholds: Thresholds) -> str:

@@ -105,7 +105,8 @@ def measure_clocks(
         for key, index in keys.items():
             # One rank of a capture speaks for a kind of collective: all of the capture's ranks share its clock.
             if key[1] in FINISH_TOGETHER and len(index) > len(mine.get(key, ())):
-                mine[key] = track.ops.end[each.row[index]]
+                # In order of end: of several streams, what starts first need not end first.
+                mine[key] = np.sort(track.ops.end[each.row[index]])
     starts = [timeline.captures[c].start_epoch_ns for c in order]
     coarse = [starts[0] - s if s is not None and starts[0] is not None else None for s in starts]
     return dict(zip(order, fit_captures(ends, coarse, thresholds), strict=True))
@@ -120,30 +121,34 @@ def match(
 ) -> tuple[Matched, ...]:
     """Match every kind of collective over the ranks that have it, each rank's clock given."""
     result: list[Matched] = []
-    for key in sorted({k for keys in kinds for k in keys}, key=str):
-        members = [i for i, keys in enumerate(kinds) if key in keys]
-        own = {i: kinds[i][key] for i in members}
+    for nodes in _alike(kinds):
         ends = {}
-        for i in members:
-            raw, clock = tracks[i].ops.end[found[i].row[own[i]]], clocks[i]
-            ends[i] = clock.to_reference(raw) if clock is not None else raw
-        on_one_clock = key[1] in FINISH_TOGETHER and all(clocks[i] is not None for i in members)
-        groups = [members]
-        if on_one_clock and key[0] is None:
-            doubt = max([c.uncertainty_ns or 0 for i in members if (c := clocks[i]) is not None])
-            groups = _groups(members, ends, thresholds.clock_tolerance_ns + 3 * doubt)
+        for i, key in nodes:
+            raw, clock = tracks[i].ops.end[found[i].row[kinds[i][key]]], clocks[i]
+            ends[i, key] = clock.to_reference(raw) if clock is not None else raw
+        told = [c for i, _ in nodes if (c := clocks[i]) is not None]
+        communicator, op, _ = nodes[0][1]
+        on_one_clock = op in FINISH_TOGETHER and len(told) == len(nodes)
+        if on_one_clock and communicator is None:
+            doubt = max(c.uncertainty_ns or 0 for c in told)
+            groups = _groups(nodes, ends, thresholds.clock_tolerance_ns + 3 * doubt)
+        else:
+            groups = [[n for n in nodes if n[1] == key] for key in dict.fromkeys(key for _, key in nodes)]
         for group in groups:
+            members = [i for i, _ in group]
+            own = {i: kinds[i][key] for i, key in group}
+            its_ends = {i: ends[i, key] for i, key in group}
             index, end = (
-                _by_end(group, ends, own, thresholds.clock_residual_ns)
+                _by_end(members, its_ends, own, thresholds.clock_residual_ns)
                 if on_one_clock
-                else _by_order(group, ends, own, clocks)
+                else _by_order(members, its_ends, own, clocks)
             )
             result.append(
                 Matched(
-                    communicator=key[0],
-                    op=key[1],
-                    role=key[2],
-                    members=tuple(group),
+                    communicator=communicator,
+                    op=op,
+                    role=group[0][1][2],
+                    members=tuple(members),
                     index=index,
                     end=end.max(axis=0),
                 )
@@ -151,29 +156,44 @@ def match(
     return tuple(result)
 
 
-def _groups(members: Sequence[int], ends: Mapping[int, Int64], tolerance_ns: int) -> list[list[int]]:
-    """Members whose collectives end at the same instants: the groups of ranks that communicate.
+Node = tuple[int, Key]
+"""One rank's share of a kind of collective: (rank, key)."""
+
+
+def _alike(kinds: Sequence[dict[Key, Int64]]) -> list[list[Node]]:
+    """All ranks' kinds by communicator and op, roles and ranks in order."""
+    by_op: dict[tuple[str | None, str], list[Node]] = {}
+    for i, keys in enumerate(kinds):
+        for key in keys:
+            by_op.setdefault(key[:2], []).append((i, key))
+    return [sorted(by_op[each], key=lambda node: (node[1][2], node[0])) for each in sorted(by_op, key=str)]
+
+
+def _groups(nodes: Sequence[Node], ends: Mapping[Node, Int64], tolerance_ns: int) -> list[list[Node]]:
+    """Ranks whose collectives end at the same instants: the groups of ranks that communicate.
 
     Without NCCL's payload the capture does not name communicators. Ranks of one leave each collective together; those
-    of another, such as the next shard group of a hybrid-sharded job, do not.
+    of another, such as the next shard group of a hybrid-sharded job, do not. Nor need streams be used first in the same
+    order on all ranks, so that any role of a rank can be the one that ends with the others'.
     """
-    groups: list[list[int]] = []
-    for i in members:
+    groups: list[list[Node]] = []
+    for node in nodes:
         for group in groups:
-            if _end_together(ends[i], ends[group[0]], tolerance_ns):
-                group.append(i)
+            taken = any(node[0] == i for i, _ in group)
+            if not taken and _end_together(ends[node], ends[group[0]], tolerance_ns):
+                group.append(node)
                 break
         else:
-            groups.append([i])
-    return groups
+            groups.append([node])
+    return [sorted(group) for group in groups]
 
 
 def _end_together(own: Int64, other: Int64, tolerance_ns: int) -> bool:
     """Whether most ends are the same: pair by pair, or where records are lost, each beside the nearest."""
+    own, other = np.sort(own), np.sort(other)
     a, b = overlap(own, other, lag_at(own, other, 0.0))
     if len(a) and np.median(np.abs(a - b)) <= tolerance_ns:
         return True
-    other = np.sort(other)
     inside = own[(own >= other[0]) & (own <= other[-1])]
     if len(inside) < 2 or len(other) < 2:
         return False

@@ -7,7 +7,7 @@ collectives where a rank arrived last, says who. Why it was late is told in `cau
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,14 @@ class Arrivals:
     """(ranks, steps) exposed ns that the others waited for the rank."""
     last: Int64
     """(ranks, steps) collectives in which the rank arrived last."""
+    late: tuple[Int64, ...]
+    """By rank: which of its `RankCollectives` these are."""
     peers: NDArray[np.bool_]
     """(ranks, ranks) with which ranks each one is compared: those that do the same work."""
 
     def columns(self, picked: slice) -> Arrivals:
-        """Only the picked steps."""
-        return Arrivals(
-            own=self.own[:, picked], caused=self.caused[:, picked], last=self.last[:, picked], peers=self.peers
-        )
+        """Sums over the picked steps only; ``late`` stays that of all."""
+        return replace(self, own=self.own[:, picked], caused=self.caused[:, picked], last=self.last[:, picked])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +91,7 @@ def arrivals(
     own, caused = np.zeros((n, steps)), np.zeros((n, steps))
     last = np.zeros((n, steps), np.int64)
     kinds: list[_Seen] = []
+    late: list[list[Int64]] = [[np.empty(0, np.int64)] for _ in tracks]
     for collective in matched:
         seen = _seen(collective, tracks, found, waits, windows, uncertainty_ns)
         if seen is None:
@@ -98,13 +99,20 @@ def arrivals(
         kinds.append(seen)
         for row, member in enumerate(seen.members.tolist()):
             np.add.at(own[member], seen.step, seen.exposed[row])
+            late[member].append(seen.index[row, seen.told & (seen.last == member)])
         np.add.at(last, (seen.last[seen.told], seen.step[seen.told]), 1)
     if len({tuple(kind.members.tolist()) for kind in kinds}) == 1:
         for kind in kinds:
             np.add.at(caused, (kind.last, kind.step), kind.exposed.sum(axis=0))
     else:
         _pass_on(kinds, caused)
-    return Arrivals(own=own, caused=caused, last=last, peers=_peers(n, matched))
+    return Arrivals(
+        own=own,
+        caused=caused,
+        last=last,
+        late=tuple(np.concatenate(parts) for parts in late),
+        peers=_peers(n, matched),
+    )
 
 
 def _peers(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
@@ -126,6 +134,8 @@ class _Seen:
     """The collectives of one kind inside the steps."""
 
     members: NDArray[np.intp]
+    index: Int64
+    """(members, k) which of each member's `RankCollectives` they are."""
     end: Int64
     """(k,) on the first member's clock brought to the reference; only its order counts."""
     step: Int64
@@ -162,6 +172,7 @@ def _seen(
     exposed = np.stack([waits[m].exposed_wait[index[row]] for row, m in enumerate(kind.members)])
     return _Seen(
         members=members,
+        index=index,
         end=kind.end[columns[inside]],
         step=step[inside],
         last=members[np.argmin(durations, axis=0)],
