@@ -10,13 +10,14 @@ import numpy as np
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import NoGpuWorkError, UsageError
+from tracekit.metrics.bubbles import Bubbles, BubbleWindows, bubbles_of, with_causes
 from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
-from tracekit.metrics.one_rank import RankMeasures, measure_rank, rank_result
+from tracekit.metrics.one_rank import RankMeasures, measure_rank, rank_result, speaker
 from tracekit.metrics.steady import steady_steps, steady_windows
 from tracekit.metrics.together import (
     Blame,
@@ -26,12 +27,14 @@ from tracekit.metrics.together import (
     put_together,
     stages,
     with_caused_waits,
-    with_causes,
 )
+from tracekit.metrics.views import RankView, label_ops
+from tracekit.metrics.waits import RankWaits
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, SkippedRule, Steady
 from tracekit.rules import check_all
-from tracekit.rules.base import Context
+from tracekit.rules.base import Context, mean_step
+from tracekit.rules.ledger import Ledger
 from tracekit.timeline import RankTrack, Timeline
 
 
@@ -77,7 +80,8 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     found = [m.collectives for m in measured]
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
-    measured = [replace(m, steps=with_causes(m.steps, w)) for m, w in zip(measured, together.waits, strict=True)]
+    bubbles = [_bubbles(m, waits) for m, waits in zip(measured, together.waits, strict=True)]
+    measured = [replace(m, steps=with_causes(m.steps, own)) for m, own in zip(measured, bubbles, strict=True)]
     measured = _picked_steps(measured, options)
     steady = steady_steps(
         [m.steps for m in measured], options.thresholds, options.skip_warmup, all_of_them=options.steps is not None
@@ -90,6 +94,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     if options.rules:
+        views = tuple(_view(timeline, m, own) for m, own in zip(measured, bubbles, strict=True))
         context = Context(
             timeline=timeline,
             ranks=ranks,
@@ -101,6 +106,8 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
             waits_told=any(bool(np.any(w.wait >= 0)) for w in together.waits),
             not_aligned=_not_aligned(timeline, tracks, together),
             thresholds=options.thresholds,
+            views=views,
+            ledger=Ledger(views, mean_step(ranks, steady), steady),
         )
         findings, skipped = check_all(context)
     return Analysis(
@@ -112,6 +119,24 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
         findings=findings,
         skipped_rules=skipped,
         remedies=_remedies(timeline, ranks),
+    )
+
+
+def _bubbles(m: RankMeasures, waits: RankWaits) -> Bubbles:
+    return bubbles_of(m.track.ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+
+
+def _view(timeline: Timeline, m: RankMeasures, bubbles: Bubbles) -> RankView:
+    process = timeline.processes[m.track.process]
+    return RankView(
+        rank=m.track.rank,
+        ops=m.track.ops,
+        process=process,
+        covers=m.covers,
+        main_stream=m.stream,
+        collectives=m.collectives,
+        labels=label_ops(m.track.ops, process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words)),
+        bubbles=bubbles,
     )
 
 

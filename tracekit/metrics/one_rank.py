@@ -69,14 +69,14 @@ def measure_rank(
         stream=stream,
         marks=marks,
         words=words,
-        steps=_steps(timeline, track, covers, windows, words, stream, _speaker(timeline, track, marks, words))
+        steps=_steps(timeline, track, covers, windows, words, stream, speaker(timeline, track, marks, words))
         if windows
         else (),
         collectives=rank_collectives(timeline, track, covers, span, sizes),
     )
 
 
-def _speaker(timeline: Timeline, track: RankTrack, marks: StepRanges | None, words: Vocabulary) -> int | None:
+def speaker(timeline: Timeline, track: RankTrack, marks: StepRanges | None, words: Vocabulary) -> int | None:
     """The thread that speaks for launches of silent threads: the one with the steps, else with most phases."""
     if marks is not None:
         return marks.thread
@@ -109,17 +109,9 @@ def _steps(
             end_ns=end,
             account=whole,
             by_phase=phases,
-            exposed_comm_by_cause=_unknown(whole.exposed_comm_ns),
-            exposed_copy_by_cause=_unknown(whole.exposed_copy_ns),
-            idle_by_cause=_unknown(whole.idle_ns),
         )
         for number, start, end, whole, phases in rows
     )
-
-
-def _unknown(ns: int) -> dict[str, int]:
-    """All time under ``unknown``, for no cause is told apart yet; {} where there is no such time."""
-    return {"unknown": ns} if ns else {}
 
 
 def rank_result(timeline: Timeline, m: RankMeasures, steady: Sequence[int], clock: Clock) -> Rank:
@@ -148,7 +140,7 @@ def rank_result(timeline: Timeline, m: RankMeasures, steady: Sequence[int], cloc
         step_source=m.marks.source if m.marks and m.steps else None,
         steps=m.steps,
         modules=modules_of_window(
-            ops, process, m.words, m.covers, start, end, _speaker(timeline, track, m.marks, m.words)
+            ops, process, m.words, m.covers, start, end, speaker(timeline, track, m.marks, m.words)
         ),
         kernels=int(np.count_nonzero(kernels)),
         kernels_launched=int(np.count_nonzero(kernels & (ops.call != NONE))),

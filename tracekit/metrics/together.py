@@ -79,19 +79,6 @@ def clock_of(fit: ClockFit | None, coarse_ns: int | None) -> Clock:
     return Clock(offset_ns=coarse_ns, drift_ppm=None, uncertainty_ns=None, method=method)
 
 
-def with_causes(steps: Sequence[Step], waits: RankWaits) -> tuple[Step, ...]:
-    """The steps with their exposed communication split into start-up, waiting for peers and what is unknown."""
-    start = np.array([step.start_ns for step in steps], np.int64)
-    end = np.array([step.end_ns for step in steps], np.int64)
-    peer, starting = waits.exposed_within(start, end)
-    result = []
-    for step, peer_ns, start_ns in zip(steps, peer.tolist(), starting.tolist(), strict=True):
-        rest = step.account.exposed_comm_ns - peer_ns - start_ns
-        causes = {"start_up": start_ns, "peer_wait": peer_ns, "unknown": rest}
-        result.append(replace(step, exposed_comm_by_cause={cause: ns for cause, ns in causes.items() if ns}))
-    return tuple(result)
-
-
 def stages(
     tracks: Sequence[RankTrack], found: Sequence[RankCollectives], peers: NDArray[np.bool_]
 ) -> tuple[tuple[int, ...], ...]:

@@ -35,10 +35,6 @@ class RankWaits:
     starting: Cover
     """The exposed instants of start-up collectives."""
 
-    def exposed_within(self, start: Int64, end: Int64) -> tuple[Int64, Int64]:
-        """(peer wait, start-up) in each window, ns."""
-        return self.peer_wait.within(start, end), self.starting.within(start, end)
-
 
 def transfer_of(matched: Matched, found: Sequence[RankCollectives]) -> tuple[Int64, Int64]:
     """((members, k) durations, (k,) transfers) in ns; NONE where a member lacks the operation, or is alone."""

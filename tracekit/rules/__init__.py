@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tracekit.results import Finding, Severity, SkippedRule
 from tracekit.rules.base import Context, Rule
 from tracekit.rules.capture_quality import (
@@ -54,7 +52,7 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
     found: list[Finding] = []
     skipped: list[SkippedRule] = []
     for rule in RULES:
-        for result in rule.check(replace(context, explained_ns=sum(f.cost_ns or 0 for f in found))):
+        for result in rule.check(context):
             if isinstance(result, Finding):
                 found.append(result)
             else:

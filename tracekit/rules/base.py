@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tracekit.config import Thresholds
 from tracekit.metrics.accounting import mean
 from tracekit.metrics.links import Link
+from tracekit.metrics.views import RankView
 from tracekit.results import Account, Collective, Finding, Rank, Severity, SkippedRule, Steady, Straggler
+from tracekit.rules.ledger import Ledger
 from tracekit.timeline import Timeline
+
+
+def mean_step(ranks: Sequence[Rank], steady: Steady | None) -> Account:
+    """The mean steady step over ranks; without steps the mean of the ranks' totals counts as one."""
+    return steady.account if steady else mean([rank.totals for rank in ranks])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,13 +38,15 @@ class Context:
     not_aligned: tuple[str, ...]
     """Captures whose clock does not fit the others'."""
     thresholds: Thresholds
-    explained_ns: int = 0
-    """Exposed communication a step that the rules before have accounted for."""
+    views: tuple[RankView, ...]
+    """The ranks' operations and bubbles row by row, in the order of ``ranks``."""
+    ledger: Ledger
+    """What of the bubbles no finding has claimed: a rule that states a cost claims it here."""
 
     @property
     def step(self) -> Account:
         """The mean steady step over ranks; without steps the mean of the ranks' totals counts as one."""
-        return self.steady.account if self.steady else mean([rank.totals for rank in self.ranks])
+        return mean_step(self.ranks, self.steady)
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tracekit.metrics.bubbles import Lost
 from tracekit.results import Evidence, Finding
 from tracekit.rules.base import Context
 
@@ -17,7 +18,7 @@ class ExposedCommunication:
     def check(self, context: Context) -> Iterable[Finding]:
         """Fires from 2 % of the step on, naming the collectives that are exposed most."""
         step, thresholds = context.step, context.thresholds
-        rest = step.exposed_comm_ns - context.explained_ns
+        rest = context.ledger.unclaimed(Lost.EXPOSED_COMM)
         share = rest / step.wall_ns if step.wall_ns else 0.0
         if share < thresholds.warning_share:
             return
@@ -34,7 +35,7 @@ class ExposedCommunication:
         ]
         if op:
             evidence.append(Evidence(metric=op, value=round(exposed_share, 4), unit="of exposed communication"))
-        what = "Other communication" if context.explained_ns else "Communication"
+        what = "Other communication" if rest < step.exposed_comm_ns else "Communication"
         yield Finding(
             rule=self.code,
             severity=context.severity(rest),

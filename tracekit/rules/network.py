@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.links import Link
+from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
 from tracekit.rules.stragglers import ALL_CAPTURES, ONE_RANK
@@ -89,7 +94,7 @@ class SlowLink:
         worst, ratio = min(slow, key=lambda pair: pair[1])
         windows = sum(max(len(rank.steps), 1) for rank in context.ranks)  # a link's figures are for the whole capture
         cost = sum(min(link.exposed_transfer_ns, _excess(link, r)) for link, r in slow) // windows
-        cost = min(cost, context.step.exposed_comm_ns - context.explained_ns)
+        cost = context.ledger.claim(lambda view: _transfers(view, slow), at_most_ns=cost)
         ranks = tuple(sorted({rank for link, _ in slow for rank in link.ranks}))
         return Finding(
             rule=self.code,
@@ -176,6 +181,17 @@ class NetworkJitter:
             ),
             fix=f"Read the NIC counters of {', '.join(worst.hosts[:4])}; look for what else uses their switches.",
         )
+
+
+def _transfers(view: RankView, slow: Sequence[tuple[Link, float]]) -> NDArray[np.bool_]:
+    """The bubbles of one rank in which slow links move data."""
+    ops = {link.op for link, _ in slow if view.rank in link.ranks}
+    found = view.collectives
+    rows = found.row[np.isin(found.of, [i for i, (_, op) in enumerate(found.group) if op in ops])]
+    bubbles = view.bubbles
+    moving = (bubbles.lost == Lost.EXPOSED_COMM) & ~bubbles.of_cause(Lost.EXPOSED_COMM, "peer_wait", "start_up")
+    result: NDArray[np.bool_] = moving & np.isin(bubbles.op, rows)
+    return result
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.bubbles import Lost
+from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding, Severity, SkippedRule, Straggler
 from tracekit.rules.base import Context
 
@@ -30,7 +35,7 @@ class _StragglerRule:
 
     def _finding(self, context: Context, stragglers: list[Straggler]) -> Finding:
         # A wait counts for the step in which its collective began: some of it can lie in the next.
-        cost = min(sum(s.wait_caused_ns for s in stragglers), context.step.exposed_comm_ns - context.explained_ns)
+        cost = context.ledger.claim(waiting, at_most_ns=sum(s.wait_caused_ns for s in stragglers))
         return Finding(
             rule=self.code,
             severity=context.severity(cost),
@@ -65,6 +70,11 @@ class _StragglerRule:
     def fix(self, context: Context, stragglers: list[Straggler]) -> str:
         """What to try."""
         raise NotImplementedError
+
+
+def waiting(view: RankView) -> NDArray[np.bool_]:
+    """The bubbles in which a rank waits for its peers."""
+    return view.bubbles.of_cause(Lost.EXPOSED_COMM, "peer_wait")
 
 
 def _where(context: Context, rank: int) -> str:

@@ -1,0 +1,73 @@
+"""Which bubbles are accounted for: no nanosecond is claimed by two findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.bubbles import Lost
+from tracekit.metrics.views import RankView
+from tracekit.results import Account, Steady
+
+Bool = NDArray[np.bool_]
+Pick = Callable[[RankView], Bool]
+"""Which of a rank's bubbles: an (n,) mask."""
+
+
+class Ledger:
+    """Bubbles of the steady steps (without steps: of everything) and what of them no finding has claimed yet.
+
+    Rules run in one order; who comes first has the time. Sums are ns a step, mean over ranks, rounded down.
+    """
+
+    def __init__(self, views: Sequence[RankView], step: Account, steady: Steady | None) -> None:
+        self._views = views
+        self._step = step
+        self._counted = [
+            np.isin(view.bubbles.step, steady.steps) if steady else np.ones(len(view.bubbles), np.bool_)
+            for view in views
+        ]
+        self._left = [np.where(counted, v.bubbles.ns, 0) for v, counted in zip(views, self._counted, strict=True)]
+        pairs = sum(len(np.unique(v.bubbles.step[c])) for v, c in zip(views, self._counted, strict=True))
+        self._windows = max(pairs if steady else len(views), 1)
+        self._claimed = dict.fromkeys(Lost, 0)
+
+    def claim(self, pick: Pick, at_most_ns: int | None = None) -> int:
+        """Claim what is left of the picked bubbles, or at most so much a step, taken evenly; ns a step."""
+        masks = [pick(view) for view in self._views]
+        whole = self._sum(masks)
+        share = 1.0 if at_most_ns is None or sum(whole.values()) <= at_most_ns else at_most_ns / sum(whole.values())
+        claimed = 0
+        for lost, ns in whole.items():
+            part = ns if share == 1.0 else int(ns * share)
+            self._claimed[lost] += part
+            claimed += part
+        for left, mask in zip(self._left, masks, strict=True):
+            left[mask] -= np.ceil(left[mask] * share).astype(np.int64)
+        return claimed
+
+    def left(self, pick: Pick) -> int:
+        """What is left of the picked bubbles, ns a step."""
+        return sum(self._sum([pick(view) for view in self._views]).values())
+
+    def unclaimed(self, lost: Lost) -> int:
+        """What is left of one term of the account, ns a step: the term less all claims on it."""
+        terms = {
+            Lost.EXPOSED_COMM: self._step.exposed_comm_ns,
+            Lost.EXPOSED_COPY: self._step.exposed_copy_ns,
+            Lost.IDLE: self._step.idle_ns,
+        }
+        return terms[lost] - self._claimed[lost]
+
+    def counted(self, view: RankView) -> Bool:
+        """(n,) mask of a rank's bubbles that lie in the steady steps."""
+        return self._counted[self._views.index(view)]
+
+    def _sum(self, masks: Sequence[Bool]) -> dict[Lost, int]:
+        sums = dict.fromkeys(Lost, 0)
+        for view, left, mask in zip(self._views, self._left, masks, strict=True):
+            for lost in Lost:
+                sums[lost] += int(left[mask & (view.bubbles.lost == lost)].sum())
+        return {lost: ns // self._windows for lost, ns in sums.items()}
