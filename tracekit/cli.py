@@ -14,6 +14,7 @@ import click
 from tracekit._version import __version__
 from tracekit.commands.analyze import analyze
 from tracekit.commands.info import info
+from tracekit.commands.plan import plan
 from tracekit.commands.status import ExitStatus
 from tracekit.errors import TracekitError, UsageError
 
@@ -80,5 +81,5 @@ def main() -> None:
     """Where every nanosecond of a sharded training step goes, from an Nsight Systems capture."""
 
 
-for command in (analyze, info):
+for command in (analyze, info, plan):
     main.add_command(command)

@@ -65,3 +65,26 @@ class Thresholds:
 
 
 DEFAULT = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """What `tracekit plan` takes for granted unless told otherwise."""
+
+    usable_memory_share: float = 0.92
+    """† Of a GPU's memory; the rest is CUDA's context, NCCL's buffers and fragmentation."""
+    utilisation: float = 0.5
+    """† Share of the peak that kernels reach: published training runs reach 0.34 to 0.57 a step."""
+    pcie_gb_per_s: float = 25.0
+    """† One direction of PCIe 4.0 x16 as measured by copies (31.5 by the specification)."""
+    network_gb_per_s_per_gpu: float = 50.0
+    """One direction of the 400 Gbit/s adapter that HGX systems have for each GPU."""
+    gpus_per_node: int = 8
+    """As in HGX systems."""
+    units: int = 32
+    """† Units that are gathered one by one, where the model's layers are not known."""
+    tie_share: float = 0.03
+    """† Steps that differ by less are called equally long."""
+
+
+PLANNING = Planning()
