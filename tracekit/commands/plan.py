@@ -73,7 +73,13 @@ class Positive(click.ParamType[float]):
 @click.option(
     "--accumulation", type=click.IntRange(1, 10**6), default=1, show_default=True, help="Microbatches a step."
 )
-@click.option("--precision", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(["bf16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Mixed precision, or single precision throughout.",
+)
 @click.option("--no-master-weights", is_flag=True, help="No fp32 copy of the weights in the optimizer.")
 @click.option(
     "--checkpointing",
@@ -83,7 +89,13 @@ class Positive(click.ParamType[float]):
     help="Activation checkpointing.",
 )
 @click.option("--no-flash", is_flag=True, help="Attention keeps its scores.")
-@click.option("--offload", type=click.Choice(["none", "optimizer", "all"]), default="none", show_default=True)
+@click.option(
+    "--offload",
+    type=click.Choice(["none", "optimizer", "all"]),
+    default="none",
+    show_default=True,
+    help="Model state that is in the host's memory.",
+)
 @click.option("--lora", type=click.IntRange(1, 65536), metavar="RANK", help="Train LoRA adapters on all matrices only.")
 @click.option("--qlora", type=click.IntRange(1, 65536), metavar="RANK", help="The same on 4-bit frozen weights.")
 @click.option("--trained-params", type=Count(), help="Train so many parameters, the others are frozen.")

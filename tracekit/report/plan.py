@@ -32,6 +32,11 @@ def render_plan(job: Job, rows: Sequence[Outlook], advice: Advice) -> str:
     return "\n".join(lines)
 
 
+def _advice(advice: Advice) -> str:
+    reason = sentence(advice.reason)
+    return f"{advice.strategy}: {reason}" if advice.strategy else reason[0].upper() + reason[1:]
+
+
 def _job(job: Job) -> Iterator[str]:
     what = clean(job.shape.name) if job.shape else "a model"
     frozen = f", {_count(job.trained)} of them trained" if job.frozen else ""
