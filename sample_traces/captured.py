@@ -6,9 +6,7 @@ import copy
 from collections.abc import Sequence
 
 from layout import Job
-from placed import Call, Capture, Op, Range, Rank, Sync
-
-NEVER = 1 << 62
+from placed import NEVER, Call, Capture, Op, Range, Rank, Sync
 
 
 def cut(job: Job, rank: Rank, *, begin_ns: int = 0, end_ns: int = NEVER) -> None:
@@ -32,6 +30,23 @@ def cut(job: Job, rank: Rank, *, begin_ns: int = 0, end_ns: int = NEVER) -> None
     for made in job.collectives:
         if rank.rank in made.ops and id(made.ops[rank.rank]) not in kept:
             del made.ops[rank.rank]
+
+
+def interrupt_capture(job: Job, rank: Rank, at_ns: int) -> None:
+    """End the capture of a rank at once: calls and kernels that were not over are not in it, ranges stay open."""
+    cut(job, rank, end_ns=at_ns)
+    for item in rank.ranges:
+        if item.end is not None and item.end > at_ns:
+            item.end = NEVER
+    rank.ops = [op for op in rank.ops if op.end <= at_ns]
+    rank.calls = [call for call in rank.calls if call.end <= at_ns]
+    rank.syncs = [sync for sync in rank.syncs if sync.call.end <= at_ns]
+    rank.host_ns = at_ns
+    kept = {id(op) for op in rank.ops}
+    for made in job.collectives:
+        if rank.rank in made.ops and id(made.ops[rank.rank]) not in kept:
+            del made.ops[rank.rank]
+    job.collectives = [made for made in job.collectives if made.ops]
 
 
 def as_counted(job: Job, captures: Sequence[Capture]) -> Job:

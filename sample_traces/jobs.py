@@ -94,6 +94,15 @@ def report_a_host(name: str, job: Job) -> list[Capture]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """What keeps a job from going on."""
+
+    verdict: str
+    """missing_rank, size_mismatch, order_inversion or step_desync."""
+    culprits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One sample."""
 
@@ -112,6 +121,7 @@ class Scenario:
     fault_ranks: tuple[int, ...] = ()
     """The ranks that something is the matter with."""
     cause: str | None = None
+    hang: Hang | None = None
     without: Callable[[], Strategy] | None = None
     """Lays the job out without what is the matter."""
 

@@ -6,7 +6,8 @@ rank's own host clock, streams and speed. Whatever a real job would wait for is 
 - a GPU operation starts when its launch has reached the device, its stream is free and the events that the stream waits
   for have happened;
 - a collective starts on each rank by the same rules, and on a communicator one at a time; it ends everywhere together,
-  one transfer after the last rank's start.
+  one transfer after the last rank's start;
+- a collective that some member never starts never ends, nor does anything begin that would have to wait for it.
 
 Nothing is measured afterwards: the intervals are the truth, and `truth` only adds them up.
 """
@@ -14,7 +15,7 @@ Nothing is measured afterwards: the intervals are the truth, and `truth` only ad
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from placed import (
     COMPUTE,
     NCCL,
     NCCL_CALLS,
+    NEVER,
     TRACEKIT,
     TRACEKIT_COMM,
     Call,
@@ -61,6 +63,10 @@ class Job:
     """Factor on compute kernels of a rank in a step."""
     pause: Callable[[Rank, str], int] = lambda _rank, _place: 0
     """Host time without CUDA calls that a rank loses at a place: ``data``, ``fwd/layers.0``, ``bwd/layers.0``, ..."""
+    stops: Callable[[Rank, str], bool] = lambda _rank, _place: False
+    """Whether a rank's host gets no further than such a place."""
+    renumber: Callable[[Rank, int], int | None] = lambda _rank, number: number
+    """What number a rank gives to a step, or None if its loop is already over."""
     reshape: Callable[[Rank, Kernel], Kernel] = lambda _rank, kernel: kernel
     """A compute kernel as a rank launches it now: inputs differ in shape between ranks and steps."""
     annotated: bool = True
@@ -72,6 +78,8 @@ class Job:
     ranks: list[Rank] = field(init=False)
     live: list[Rank] = field(init=False)
     collectives: list[Collective] = field(default_factory=list)
+    unfinished: list[Collective] = field(default_factory=list)
+    """Collectives that never end, in the order of launch."""
     events: int = 0
     wire: random.Random = field(init=False)
 
@@ -98,12 +106,35 @@ class Job:
             rank.spend(ns)
 
     def stall(self, place: str) -> None:
-        """Let the ranks lose the host time that they lose at this place."""
+        """Let the ranks lose the host time that they lose at this place, or stop there."""
         for rank in self.live:
-            rank.host_ns += self.pause(rank, place)
+            if self.stops(rank, place):
+                self.stop(rank)
+            else:
+                rank.host_ns += self.pause(rank, place)
+
+    def stop(self, rank: Rank) -> None:
+        """Let a rank's host get no further; what it has launched goes on."""
+        rank.stopped = True
+        self.live = [other for other in self.live if other is not rank]
+
+    @contextmanager
+    def only(self, ranks: tuple[int, ...]) -> Iterator[None]:
+        """Instructions inside are for these ranks."""
+        before, self.live = self.live, [rank for rank in self.live if rank.rank in ranks]
+        yield
+        self.live = [rank for rank in before if not rank.stopped]
+
+    def interrupt(self, after_ns: int) -> None:
+        """The job is ended so long after anything last happened in it."""
+        latest = max(max(rank.host_ns, *(op.end for op in rank.ops)) for rank in self.ranks)
+        for rank in self.ranks:
+            rank.host_ns = latest + after_ns
 
     def barrier(self) -> None:
         """Let the hosts wait for each other, without the devices."""
+        if not self.live:
+            return
         latest = max(rank.host_ns for rank in self.live)
         for rank in self.live:
             rank.host_ns = latest + rank.jitter(us(15))
@@ -125,7 +156,7 @@ class Job:
         self,
         domain: str,
         name: str,
-        value: int | None = None,
+        value: int | Callable[[Rank], int | None] | None = None,
         payload: Payload | Callable[[Rank], Payload] | None = None,
     ) -> Iterator[None]:
         """An NVTX range around the instructions inside; the trainer's own domains only where the job is annotated."""
@@ -136,21 +167,30 @@ class Job:
         for rank in self.live:
             start = rank.spend(700)
             blob = payload(rank) if callable(payload) else payload
-            opened.append(
-                Range(domain=domain, name=name, thread=rank.thread, start=start, end=start, value=value, payload=blob)
+            number = value(rank) if callable(value) else value
+            item = Range(
+                domain=domain, name=name, thread=rank.thread, start=start, end=NEVER, value=number, payload=blob
             )
+            opened.append((rank, item))
         yield
-        for rank, item in zip(self.live, opened, strict=True):
-            item.end = rank.host_ns
+        for rank, item in opened:
             rank.ranges.append(item)
-            rank.spend(500)
+            if not rank.stopped:
+                item.end = rank.host_ns
+                rank.spend(500)
 
     @contextmanager
-    def step(self, number: int, domain: str, name: str, value: int | None) -> Iterator[None]:
-        """A training step: its range, and the number by which the operations launched inside are known."""
-        with self.range(domain, name, value):
+    def step(self, number: int, domain: str, name: str, *, numbered: bool) -> Iterator[None]:
+        """A training step: its range, and the number by which the operations launched inside are known.
+
+        With ``numbered`` the number is the range's payload. Ranks whose loop is over get no further.
+        """
+        for rank in self.live:
+            if self.renumber(rank, number) is None:
+                self.stop(rank)
+        with self.range(domain, name, (lambda rank: self.renumber(rank, number)) if numbered else None):
             for rank in self.live:
-                rank.step = number
+                rank.step = self.renumber(rank, number)
             yield
         for rank in self.live:
             rank.step = None
@@ -158,13 +198,13 @@ class Job:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """forward, backward, optimizer or data: a range, and remembered with each operation launched inside."""
-        before = [rank.phase for rank in self.live]
+        before = {rank.rank: rank.phase for rank in self.live}
         for rank in self.live:
             rank.phase = name
         with self.range(TRACEKIT, name):
             yield
-        for rank, phase in zip(self.live, before, strict=True):
-            rank.phase = phase
+        for rank in self.live:
+            rank.phase = before[rank.rank]
 
     def mark(self, domain: str, text: Callable[[Rank], str]) -> None:
         """An NVTX mark."""
@@ -208,7 +248,10 @@ class Job:
             end = start + rank.jitter(1_130 + size // MEMSET_BYTES_PER_NS, 0.01)
             self._place(rank, stream, call, start, end, source="memset", kind="copy", bytes=size)
 
-    def _place(self, rank: Rank, stream: str, call: Call, start: int, end: int, **facts: Any) -> Op:
+    def _place(self, rank: Rank, stream: str, call: Call, start: int, end: int, **facts: Any) -> Op | None:
+        if end >= NEVER:  # the profiler writes down what has ended
+            rank.free_at[stream] = NEVER
+            return None
         op = Op(
             stream=rank.stream_id(stream), start=start, end=end, call=call, step=rank.step, phase=rank.phase, **facts
         )
@@ -237,6 +280,10 @@ class Job:
         """Let the host wait for an event."""
         for rank in self.live:
             call = rank.call("cudaEventSynchronize_v3020", 1_900)
+            if event.at[rank.rank] >= NEVER:
+                call.end = NEVER
+                self.stop(rank)
+                continue
             call.end = max(call.end, event.at[rank.rank] + rank.jitter(4_100))
             rank.host_ns = call.end
             rank.synchronised(1, COMPUTE, event, call)
@@ -254,27 +301,54 @@ class Job:
         return made
 
     def collective(
-        self, communicator: Communicator, op: str, full_bytes: int, stream: str, *, parts: int = 1
-    ) -> Collective:
-        """Launch a collective on each member; ``parts`` NCCL calls in one group make one kernel."""
-        made = Collective(communicator=communicator, op=op, full_bytes=full_bytes)
-        self.collectives.append(made)
+        self,
+        communicator: Communicator,
+        op: str,
+        full_bytes: int,
+        stream: str,
+        *,
+        parts: int = 1,
+        bytes_of: Mapping[int, int] = {},
+    ) -> None:
+        """Launch a collective on each member; ``parts`` NCCL calls in one group make one kernel.
+
+        It never ends if some member does not launch it, or launches it with another size (``bytes_of``).
+        """
         before, self.live = self.live, [rank for rank in self.live if rank.rank in communicator.ranks]
+        made = self._made(communicator, op, full_bytes, bytes_of)
         calls = self._issue(made, parts)
         arrivals = {}
         for rank, call in zip(self.live, calls, strict=True):
             busy = communicator.free_at.get(rank.rank, 0)
             arrivals[rank.rank] = max(rank.ready_at(call, stream), busy + rank.jitter(900))
         transfer = communicator.transfer_ns(op, full_bytes)
-        end = max(arrivals.values()) + round(transfer * (1 + 0.02 * self.wire.random()))
+        end = max(arrivals.values(), default=NEVER) + round(transfer * (1 + 0.02 * self.wire.random()))
+        if len(arrivals) < len(communicator.ranks) or bytes_of:
+            end = NEVER
+        if made.launched_by:
+            (self.collectives if end < NEVER else self.unfinished).append(made)
         kernel = Kernel(name=self.collective_kernels[op], ns=transfer, grid=(24, 1, 1), block=(544, 1, 1), registers=96)
         for rank, call in zip(self.live, calls, strict=True):
             start, finish = arrivals[rank.rank], end + round(46 * rank.random.random())
             op_here = self._place(rank, stream, call, start, finish, source="kernel", kind="comm", kernel=kernel)
-            made.ops[rank.rank] = op_here
+            if op_here is not None:
+                made.ops[rank.rank] = op_here
             communicator.free_at[rank.rank] = finish
         self.live = before
-        return made
+
+    def _made(self, communicator: Communicator, op: str, full_bytes: int, bytes_of: Mapping[int, int]) -> Collective:
+        """A collective that the ranks of ``live`` launch now."""
+        launched = communicator.launched
+        for rank in self.live:
+            launched[rank.rank] = launched.get(rank.rank, 0) + 1
+        return Collective(
+            communicator=communicator,
+            op=op,
+            full_bytes=full_bytes,
+            seq=max((launched[rank.rank] for rank in self.live), default=0),
+            bytes_of=bytes_of,
+            launched_by=tuple(rank.rank for rank in self.live),
+        )
 
     def _issue(self, made: Collective, parts: int) -> list[Call]:
         """The host's side of a collective: its ranges and, inside them, the launch."""
@@ -284,10 +358,13 @@ class Job:
         def launch() -> list[Call]:
             return [self._launch(rank, kernel, "cudaLaunchKernelExC_v11060") for rank in self.live]
 
-        with self.range(TRACEKIT_COMM, made.op, made.full_bytes):
+        def whole(rank: Rank) -> Payload:
+            return message_payload(made, made.message_of(made.full_bytes_on(rank.rank)))
+
+        with self.range(TRACEKIT_COMM, made.op, lambda rank: made.full_bytes_on(rank.rank)):
             self.host(us(7))
             if not self.grouped and parts == 1:
-                with self.range(NCCL, name, payload=message_payload(made, made.message_bytes)):
+                with self.range(NCCL, name, payload=whole):
                     self.host(us(2))
                     return launch()
             with self.range(NCCL, "ncclGroupStart"):

@@ -19,6 +19,7 @@ from nsys_writer import Writer
 from placed import Capture
 from scenarios import SCENARIOS
 from strategies import Strategy
+from stuck import hang_truth
 from truth import collectives_truth, kernels_truth, rank_truth, steady_truth
 
 LONGEST_LINE = 320
@@ -55,8 +56,16 @@ def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture], co
         "steady": steady,
         "peer_waits": peer_waits(strategy.job, steady["steps"]),
         "collectives": collectives_truth(counted, steady["steps"], payloads=scenario.schema.payload_blobs),
+        **hang_truth_of(scenario, strategy.job),
         "ranks": ranks,
     }
+
+
+def hang_truth_of(scenario: Scenario, job: Job) -> dict[str, object]:
+    """The key about the hang, for a job that stands still."""
+    if scenario.hang is None:
+        return {}
+    return {"hang": hang_truth(job, scenario.hang, payloads=scenario.schema.payload_blobs)}
 
 
 def ranks_truth(

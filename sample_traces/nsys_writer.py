@@ -10,7 +10,21 @@ from pathlib import Path
 
 from layout import Job
 from nsys_schema import ENUMS, Schema
-from placed import AUTOGRAD, DEFAULT, INIT_SCHEMA, MAIN, NCCL, PAYLOAD_SCHEMA, Call, Capture, Op, Range, Rank, Sync
+from placed import (
+    AUTOGRAD,
+    DEFAULT,
+    INIT_SCHEMA,
+    MAIN,
+    NCCL,
+    NEVER,
+    PAYLOAD_SCHEMA,
+    Call,
+    Capture,
+    Op,
+    Range,
+    Rank,
+    Sync,
+)
 
 VIRTUAL_MACHINE = 1 << 48
 GPU_NAME = "NVIDIA H100 80GB HBM3"
@@ -44,6 +58,7 @@ class Writer:
         self.schema = schema
         self.string_id = Strings()
         self.rows: dict[str, list[dict[str, object]]] = {}
+        self.duration_ns = 0
 
     def write(self, folder: Path) -> Path:
         """Write the file, replacing an older one."""
@@ -92,14 +107,17 @@ class Writer:
         self.rows.setdefault(table, []).append(values)
 
     def _at(self, op: Op | Call | Range | Sync) -> dict[str, int | None]:
-        end = op.end
-        return {"start": self.capture.local(op.start), "end": None if end is None else self.capture.local(end)}
+        end = op.end if op.end is None else self.capture.local(op.end)
+        if op.end is not None and op.end >= NEVER:  # nsys puts the capture's length where a range was never left
+            end = self.duration_ns
+        return {"start": self.capture.local(op.start), "end": end}
 
     def _capture_facts(self) -> None:
         members = [self.job.ranks[number] for number in self.capture.ranks]
         last = max(max(op.end for op in rank.ops) for rank in members)
         stop = self.capture.local(max(last, *(rank.host_ns for rank in members)) + 21_480_337)
         start = self.capture.start_ns
+        self.duration_ns = stop - start
         self._add("ANALYSIS_DETAILS", globalVid=VIRTUAL_MACHINE, duration=stop - start, startTime=start, stopTime=stop)
         when = datetime.fromtimestamp(self.capture.epoch_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         self._add(
@@ -216,6 +234,8 @@ class Writer:
         )
 
     def _call(self, rank: Rank, call: Call) -> None:
+        if call.end >= NEVER:  # a call is written down when it returns
+            return
         common = {
             "globalTid": self._tid(rank, call.thread),
             "correlationId": call.correlation,

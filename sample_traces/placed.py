@@ -6,6 +6,7 @@ All times are integer nanoseconds of the job, one clock for all ranks; a `Captur
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MAIN, AUTOGRAD = "main", "autograd"
@@ -19,6 +20,9 @@ SHARDED_OPS = {GATHER, SCATTER}
 
 Payload = tuple[int, bytes]
 """An NVTX payload: schema id and the bytes."""
+
+NEVER = 1 << 62
+"""When something ends that goes on for ever."""
 
 
 def us(value: float) -> int:
@@ -50,7 +54,7 @@ class Kernel:
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One CUDA API call on a host thread."""
+    """One CUDA API call on a host thread; it ends at `NEVER` where it does not return."""
 
     name: str
     thread: str
@@ -87,12 +91,25 @@ class Collective:
     op: str
     full_bytes: int
     """Bytes of the full tensor."""
+    seq: int
+    """Ordinal in its communicator, from 1."""
+    bytes_of: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of the full tensor on a rank that calls it with another size than the rest."""
+    launched_by: tuple[int, ...] = ()
     ops: dict[int, Op] = field(default_factory=dict)
 
     @property
     def message_bytes(self) -> int:
         """What NCCL calls the message size: one rank's share for gathers and scatters."""
-        return self.full_bytes // len(self.communicator.ranks) if self.op in SHARDED_OPS else self.full_bytes
+        return self.message_of(self.full_bytes)
+
+    def message_of(self, full_bytes: int) -> int:
+        """The message size of a full tensor of so many bytes."""
+        return full_bytes // len(self.communicator.ranks) if self.op in SHARDED_OPS else full_bytes
+
+    def full_bytes_on(self, rank: int) -> int:
+        """Bytes of the full tensor by this rank's call."""
+        return self.bytes_of.get(rank, self.full_bytes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,6 +123,8 @@ class Communicator:
     latency_ns: int = 11_300
     free_at: dict[int, int] = field(default_factory=dict)
     """When each rank's last collective ends: NCCL runs one at a time on a communicator."""
+    launched: dict[int, int] = field(default_factory=dict)
+    """How many collectives each rank has launched."""
 
     def transfer_ns(self, op: str, full_bytes: int) -> int:
         """Time of a transfer once all ranks have arrived, by the ring's traffic on the wire."""
@@ -116,7 +135,7 @@ class Communicator:
 
 @dataclass(slots=True, kw_only=True)
 class Range:
-    """One NVTX range, or a mark where `end` is None."""
+    """One NVTX range, or a mark where `end` is None; a range that is never left ends at `NEVER`."""
 
     domain: str
     name: str
@@ -150,6 +169,8 @@ class Rank:
     host_ns: int
     """The host's present."""
     thread: str = MAIN
+    stopped: bool = False
+    """The host got no further; what it had launched went on."""
     step: int | None = None
     phase: str | None = None
     correlation: int = 1_200

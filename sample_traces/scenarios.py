@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hangs import HANGS
 from jobs import HALF_BATCH, OLD_KERNELS, SMALL, TINY, Scenario, lay_out, report_a_rank
 from many_ranks import MANY_RANKS
 from nsys_schema import NSYS_2022, NSYS_2026
@@ -150,4 +151,5 @@ SCENARIOS = (
         findings=("TK903",),
     ),
     *MANY_RANKS,
+    *HANGS,
 )

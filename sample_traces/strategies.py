@@ -123,6 +123,9 @@ class Strategy:
     def after_backward(self) -> None:
         """Called when all gradients have been launched."""
 
+    def before_optimizer(self) -> None:
+        """Called before the optimizer's kernels are launched."""
+
     def after_optimizer(self) -> None:
         """Called when the optimizer's kernels have been launched."""
 

@@ -20,8 +20,8 @@ def train(strategy: Strategy, steps: int, first_step: int = 0) -> None:
         job.mark(TRACEKIT, lambda rank: json.dumps(run_description(strategy, rank)))
     batch_ready = load(strategy)
     for number in range(first_step, first_step + steps):
-        named = (TRACEKIT, "step", number) if job.annotated else (DEFAULT, f"ProfilerStep#{number}", None)
-        with job.step(number, *named):
+        named = (TRACEKIT, "step") if job.annotated else (DEFAULT, f"ProfilerStep#{number}")
+        with job.step(number, *named, numbered=job.annotated):
             with job.phase("data"):
                 job.host(us(120))
                 job.stall("data")
@@ -33,6 +33,7 @@ def train(strategy: Strategy, steps: int, first_step: int = 0) -> None:
                 strategy.backward()
             torch_range = nullcontext() if job.annotated else job.range(DEFAULT, "Optimizer.step#FusedAdam.step")
             with job.phase("optimizer"), torch_range:
+                strategy.before_optimizer()
                 strategy.optimizer()
             job.synchronize(loss_ready)
             if number == first_step:

@@ -76,6 +76,7 @@ def rank_truth(rank: Rank, capture: Capture, clock: dict[str, int | float], *, p
 def step_windows(rank: Rank) -> list[tuple[int, int, int]]:
     """(step, start, end) of each step: from anchor to anchor, the last to the end of its last operation."""
     numbers = sorted({op.step for op in rank.ops if op.step is not None})
+    numbers = [number for number in numbers if anchoring(rank, number)]
     starts = [min(op.start for op in anchoring(rank, number)) for number in numbers]
     last = max(op.end for op in rank.ops if op.step == numbers[-1])
     return list(zip(numbers, starts, [*starts[1:], last], strict=True))

@@ -214,7 +214,8 @@ def durations(name, op):
 def on_one_communicator(name):
     """Whether all ranks share one communicator, so that the n-th collectives of an op belong together."""
     everyone = list(range(truth(name)["world_size"]))
-    return all(item["ranks"] == everyone for item in truth(name)["collectives"])
+    communicators = {item["communicator"] for item in truth(name)["collectives"]}
+    return len(communicators) == 1 and all(item["ranks"] == everyone for item in truth(name)["collectives"])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if on_one_communicator(name)])
