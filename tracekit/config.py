@@ -62,6 +62,10 @@ class Thresholds:
     """† A finding with a named cause leads over unexplained time up to this share of the costliest finding's cost."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
+    still_ns: int = 1_000_000_000
+    """† Who waits this long at the end of its capture stands still; less may be the capture's end cutting it off."""
+    most_mismatches: int = 100
+    """† Mismatched collectives that are told of each communicator; after one, the rest are often shifted as well."""
 
 
 DEFAULT = Thresholds()

@@ -281,7 +281,7 @@ class Mismatch:
     """One collective that its ranks called with different arguments, or with sizes that cannot be."""
 
     verdict: str
-    """type_mismatch, size_mismatch, dtype_mismatch, state_mismatch, or undecided (sums of an all-to-all differ)."""
+    """type_mismatch, size_mismatch or dtype_mismatch."""
     communicator: str
     seq: int
     op: str | None
