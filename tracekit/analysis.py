@@ -27,6 +27,7 @@ from tracekit.metrics.together import (
     put_together,
     stages,
     with_caused_waits,
+    with_common_numbers,
 )
 from tracekit.metrics.views import RankView, label_ops
 from tracekit.metrics.waits import RankWaits
@@ -80,6 +81,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     found = [m.collectives for m in measured]
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
+    measured = with_common_numbers(measured, together)
     bubbles = [_bubbles(m, waits) for m, waits in zip(measured, together.waits, strict=True)]
     measured = [replace(m, steps=with_causes(m.steps, own)) for m, own in zip(measured, bubbles, strict=True)]
     measured = _picked_steps(measured, options)
@@ -111,7 +113,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
         )
         findings, skipped = check_all(context)
     return Analysis(
-        captures=tuple(_capture(timeline, i, ranks) for i in range(len(timeline.captures))),
+        captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
         ranks=ranks,
         steady=steady,
         collectives=table,
@@ -267,8 +269,14 @@ def _world_size(timeline: Timeline) -> int | None:
     return max(sizes, default=None)
 
 
-def _capture(timeline: Timeline, index: int, ranks: Sequence[Rank]) -> Capture:
+def _capture(timeline: Timeline, index: int, ranks: Sequence[Rank], measured: Sequence[RankMeasures] = ()) -> Capture:
     info = timeline.captures[index]
+    said: dict[str, list[int]] = {}
+    for m in measured:
+        if timeline.processes[m.track.process].capture == index:
+            for note in m.notes:
+                said.setdefault(note, []).append(m.track.rank)
+    of_ranks = [f"rank{'s' * (len(who) > 1)} {spans(sorted(who))}: {note}" for note, who in said.items()]
     return Capture(
         path=info.path,
         format=info.format,
@@ -277,7 +285,7 @@ def _capture(timeline: Timeline, index: int, ranks: Sequence[Rank]) -> Capture:
         ranks=tuple(rank.rank for rank in ranks if rank.capture == index),
         auxiliary=info.auxiliary,
         diagnostics=info.diagnostics,
-        notes=info.notes,
+        notes=(*info.notes, *of_ranks),
     )
 
 

@@ -96,6 +96,9 @@ class Rank:
     step_source: str | None
     """Which ranges the steps come from, e.g. ``ProfilerStep#``; None without steps."""
     steps: tuple[Step, ...]
+    steps_renumbered: bool = False
+    """The collectives say that these are other steps of the first rank's than their own marks' numbers say: the numbers
+    are the first rank's."""
     modules: tuple[Module, ...]
     """Costliest first; empty where NVTX tells of none."""
     kernels: int

@@ -11,7 +11,8 @@ from tracekit.analysis import Options
 from tracekit.config import DEFAULT
 from tracekit.intervals import Cover
 from tracekit.metrics.accounting import Covers
-from tracekit.metrics.lateness import idle_in_data, kernel_ratio
+from tracekit.metrics.lateness import idle_in_data, kernel_medians, kernel_ratio
+from tracekit.metrics.stragglers import Windows
 
 MS = 1_000_000
 US = 1_000
@@ -161,8 +162,9 @@ def ratio(mine, *peers):
     together = Job(1 + len(peers))
     for rank, made in enumerate((mine, *peers)):
         together.ops[rank] = made.ops[0]
-    tracks = together.timeline().ranks
-    return kernel_ratio(tracks[0], tracks[1:], DEFAULT)
+    whole = Windows(start=np.array([-MS]), end=np.array([1_000 * MS]), column=np.array([0]))
+    mine, *theirs = [kernel_medians(track, whole) for track in together.timeline().ranks]
+    return kernel_ratio(mine, theirs, DEFAULT)
 
 
 def test_kernels_are_compared_by_name_and_by_time():

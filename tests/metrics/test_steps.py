@@ -5,6 +5,7 @@ from handmade import AUTOGRAD, COMPUTE, MAIN, SIDE, Sketch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tracekit
 from tracekit.metrics.labels import vocabulary
 from tracekit.metrics.steps import main_stream, step_ranges, step_windows
 
@@ -153,6 +154,10 @@ def test_nested_ranges_of_one_name_count_once():
     rank.kernel(70, 80, called=55)
     rank.kernel(110, 160, called=105)
     assert windows_of(job.timeline()) == [(0, 10, 110), (2, 110, 160)]
+    assert (marks_of(job.timeline()).nested, marks_of(job.timeline()).elsewhere) == (3, 0)
+    (note,) = tracekit.analyze(job.timeline()).captures[0].notes
+    assert note.startswith("rank 0: ")
+    assert note.endswith(": 3")
 
 
 def test_a_step_that_reaches_into_the_next_or_is_never_popped_swallows_nothing():
@@ -176,6 +181,10 @@ def test_steps_of_two_threads_are_those_of_the_thread_with_more():
     for number in range(3):
         rank.kernel(100 * number + 10, 100 * number + 60, called=100 * number + 5)
     assert [window[:2] for window in windows_of(job.timeline())] == [(0, 10), (1, 110), (2, 210)]
+    assert (marks_of(job.timeline()).nested, marks_of(job.timeline()).elsewhere) == (0, 2)
+    (note,) = tracekit.analyze(job.timeline()).captures[0].notes
+    assert "another thread" in note
+    assert note.endswith(": 2")
 
 
 def test_an_empty_range_is_no_step():

@@ -291,3 +291,30 @@ def test_a_real_job_with_uneven_stages_blames_nobody(shared):
     by_rank = work.to_numpy().ravel()
     assert (by_rank / np.median(by_rank)).max() > 1.6
     assert ratio_to_peers(by_rank, stages) == pytest.approx([1] * 8, abs=0.01)
+
+
+@pytest.mark.parametrize("cut", [2, 3])
+def test_steps_that_not_all_ranks_hold_distort_nothing(cut):
+    """GIVEN one rank's capture that ends early, THEN figures of the verdict are those of the steps that all hold."""
+    short = 7
+
+    def job(kept):
+        made = Job(4)
+        starts = lock_step(
+            made,
+            # Later steps are three times as long: a mean over unlike steps would make a rank fast or slow.
+            compute=lambda r, step, _: (600_000 + 60_000 * (r == 3)) * (3 if step >= short else 1),
+            idle=lambda r, step, _: 30_000 * (r == 3),
+            steps=14,
+        )
+        for rank in range(4):
+            if rank == cut or not kept:
+                made.ops[rank] = [op for op in made.ops[rank] if op.start < starts[short]]
+                made.ranges[rank] = [r for r in made.ranges[rank] if r[0] < starts[short] - 200_000]
+        return tracekit.analyze(made.timeline(), Options(skip_warmup=1))
+
+    (ragged,), (even,) = job(kept=True).stragglers, job(kept=False).stragglers
+    assert (ragged.rank, ragged.cause) == (3, "slow_compute")
+    assert ragged.compute_ratio == pytest.approx(even.compute_ratio, rel=1e-3)
+    assert ragged.wait_caused_ns == pytest.approx(even.wait_caused_ns, rel=1e-3)
+    assert ragged.idle_excess_ns == pytest.approx(even.idle_excess_ns, abs=30_000)

@@ -13,7 +13,7 @@ from tracekit.config import Thresholds
 from tracekit.intervals import Cover
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.stragglers import Arrivals, Suspicion, compared
+from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, compared
 from tracekit.results import Account, Step
 from tracekit.timeline import NONE, Kind, Process, Ranges, RankTrack, Source
 
@@ -79,6 +79,11 @@ class StepMatrix:
                         out[phase][at] = step.by_phase[phase].compute_ns
         return cls(**out)
 
+    def others(self) -> Int64:
+        """(steps,) how many ranks beside one hold each step; at least 1."""
+        held: Int64 = np.count_nonzero(~np.isnan(self.compute), axis=0)
+        return np.maximum(held - 1, 1)
+
 
 def idle_in_data(covers: Covers, ranges: Ranges, is_data: NDArray[np.bool_], start: Int64, end: Int64) -> Int64:
     """ns of each window in which the GPU neither computes nor communicates while the host is inside a data range.
@@ -107,17 +112,20 @@ def why_persistent(
     suspicion: Suspicion,
     arrivals: Arrivals,
     matrix: StepMatrix,
+    windows: Sequence[Windows],
     thresholds: Thresholds,
 ) -> Lateness:
-    """Why the rank in ``row`` is last again and again."""
+    """Why the rank in ``row`` is last again and again, in the ``windows`` of each rank."""
     peers = compared(arrivals.peers, row)
     others = peers[peers != row]
     compute, idle = row_means(matrix.compute), row_means(matrix.idle)
     # What one rank loses to it a step; by way of others, ranks wait for it that it never meets.
-    late = float(arrivals.caused[row].sum()) / max(len(tracks) - 1, 1) / matrix.compute.shape[1]
+    late = float((arrivals.caused[row] / matrix.others()).sum()) / matrix.compute.shape[1]
     compute_excess = float(compute[row] - np.median(compute[others]))
     idle_excess = float(idle[row] - np.median(idle[others]))
-    ratio, slow_share = kernel_ratio(tracks[row], [tracks[i] for i in others], thresholds)
+    ratio, slow_share = kernel_ratio(
+        kernel_medians(tracks[row], windows[row]), [kernel_medians(tracks[i], windows[i]) for i in others], thresholds
+    )
     launch = launch_share(tracks[row], processes[row], found[row], arrivals.late[row], thresholds)
     enough = thresholds.explained_share * late
     # Half of the delay by each of two reasons is explained too: the greater one is the cause.
@@ -148,15 +156,15 @@ def _in_data(matrix: StepMatrix, row: int, others: NDArray[np.intp], excess: flo
     return bool(data[row] - np.median(data[others]) >= thresholds.explained_share * excess)
 
 
-def kernel_ratio(
-    track: RankTrack, peers: Sequence[RankTrack], thresholds: Thresholds
-) -> tuple[float | None, float | None]:
+Medians = dict[tuple[int, int], tuple[float, int]]
+"""Median duration and count of each compute kernel, by (name, grid)."""
+
+
+def kernel_ratio(mine: Medians, theirs: Sequence[Medians], thresholds: Thresholds) -> tuple[float | None, float | None]:
     """(duration of the same compute kernels over the peers', share of their time in slow ones), by time.
 
     Kernels are the same by name and grid. Medians over launches, and over peers: one long launch decides nothing.
     """
-    mine = _medians(track)
-    theirs = [_medians(peer) for peer in peers]
     weight, slow, total_mine = 0.0, 0.0, 0.0
     for key, (own, count) in mine.items():
         seen = [each[key][0] for each in theirs if key in each]
@@ -170,10 +178,10 @@ def kernel_ratio(
     return (total_mine / weight, slow / weight) if weight else (None, None)
 
 
-def _medians(track: RankTrack) -> dict[tuple[int, int], tuple[float, int]]:
-    """Median duration and count of each compute kernel, by (name, grid)."""
+def kernel_medians(track: RankTrack, windows: Windows) -> Medians:
+    """The rank's compute kernels that start in its windows."""
     ops = track.ops
-    rows = np.flatnonzero(ops.kind == Kind.COMPUTE)
+    rows = np.flatnonzero((ops.kind == Kind.COMPUTE) & (windows.column_of(ops.start) != NONE))
     key = ops.name[rows].astype(np.int64) * (1 << 32) + (ops.grid[rows] & 0xFFFFFFFF)
     order = np.argsort(key, kind="stable")
     key, duration = key[order], (ops.end[rows] - ops.start[rows])[order]
@@ -218,7 +226,7 @@ def why_rotating(arrivals: Arrivals, matrix: StepMatrix, thresholds: Thresholds)
         row = int(np.argmax(caused))
         others = compared(arrivals.peers, row)
         others = others[others != row]
-        wait = float(caused[row]) / max(len(caused) - 1, 1)
+        wait = float(caused[row] / matrix.others()[step])
         late += wait
         by_compute += min(max(_excess(matrix.compute[:, step], row, others), 0.0), wait)
         idle = min(max(_excess(idle_before[:, step], row, others), 0.0), wait)

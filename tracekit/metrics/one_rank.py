@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,10 @@ class RankMeasures:
     words: Vocabulary
     steps: tuple[Step, ...]
     collectives: RankCollectives
+    notes: tuple[str, ...] = ()
+    """What was passed over or changed, in words."""
+    renumbered: bool = False
+    """The steps have the first rank's numbers, and not those that the rank's own marks gave them."""
 
 
 def measure_rank(
@@ -73,7 +77,16 @@ def measure_rank(
         if windows
         else (),
         collectives=rank_collectives(timeline, track, covers, span, sizes),
+        notes=tuple(_notes(marks)) if marks else (),
     )
+
+
+def _notes(marks: StepRanges) -> Iterator[str]:
+    """What was passed over among the marks of steps."""
+    if marks.nested:
+        yield f"marks {marks.source!r} inside others, of which only the outermost are steps: {marks.nested}"
+    if marks.elsewhere:
+        yield f"marks {marks.source!r} on another thread than most, which are not taken as steps: {marks.elsewhere}"
 
 
 def speaker(timeline: Timeline, track: RankTrack, marks: StepRanges | None, words: Vocabulary) -> int | None:
@@ -139,6 +152,7 @@ def rank_result(timeline: Timeline, m: RankMeasures, steady: Sequence[int], cloc
         main_stream=m.stream,
         step_source=m.marks.source if m.marks and m.steps else None,
         steps=m.steps,
+        steps_renumbered=m.renumbered,
         modules=modules_of_window(
             ops, process, m.words, m.covers, start, end, speaker(timeline, track, m.marks, m.words)
         ),

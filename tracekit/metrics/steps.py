@@ -35,6 +35,10 @@ class StepRanges:
     end: Int64
     thread: int
     """The thread that holds most of them."""
+    nested: int = 0
+    """Marks that lie inside one of these, and are no steps of their own."""
+    elsewhere: int = 0
+    """Marks on other threads, which are no steps."""
 
     def containing(self, t: Int64) -> Int64:
         """Index of the step range around each t, or NONE."""
@@ -109,7 +113,9 @@ def _as_steps(
         return None
     threads, counts = np.unique(ranges.thread[rows], return_counts=True)
     thread = int(threads[np.argmax(counts)])
-    rows, end = _outermost(ranges, rows[ranges.thread[rows] == thread])
+    own = rows[ranges.thread[rows] == thread]
+    elsewhere = len(rows) - len(own)
+    rows, end = _outermost(ranges, own)
     numbers = []
     for row in rows.tolist():
         if ranges.value[row] != NO_VALUE:
@@ -127,6 +133,8 @@ def _as_steps(
         start=ranges.start[rows],
         end=end,
         thread=thread,
+        nested=len(own) - len(rows),
+        elsewhere=elsewhere,
     )
 
 

@@ -37,9 +37,10 @@ class Arrivals:
     peers: NDArray[np.bool_]
     """(ranks, ranks) with which ranks each one is compared: those that do the same work."""
 
-    def columns(self, picked: slice) -> Arrivals:
+    def columns(self, picked: Sequence[int]) -> Arrivals:
         """Sums over the picked steps only; ``late`` stays that of all."""
-        return replace(self, own=self.own[:, picked], caused=self.caused[:, picked], last=self.last[:, picked])
+        at = list(picked)
+        return replace(self, own=self.own[:, at], caused=self.caused[:, at], last=self.last[:, at])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +50,11 @@ class Windows:
     start: Int64
     end: Int64
     column: Int64
+
+    def only(self, columns: Sequence[int]) -> Windows:
+        """Only the steps that are one of these columns."""
+        kept = np.isin(self.column, columns)
+        return Windows(start=self.start[kept], end=self.end[kept], column=self.column[kept])
 
     def column_of(self, t: Int64) -> Int64:
         """The column of the step that each instant lies in, or NONE."""

@@ -22,7 +22,8 @@ from tracekit.metrics.lateness import (
     why_persistent,
     why_rotating,
 )
-from tracekit.metrics.matching import Matched, keys_of, match, measure_clocks, same_roles
+from tracekit.metrics.matching import FINISH_TOGETHER, Matched, keys_of, match, measure_clocks, same_roles
+from tracekit.metrics.numbering import OwnSteps, common_numbers
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
 from tracekit.metrics.waits import RankWaits, rank_waits
@@ -61,6 +62,44 @@ def put_together(
     comparable = align or len(set(captures)) == 1
     matched = match(tracks, found, kinds, clocks if comparable else [None] * len(tracks), thresholds)
     return Together(clocks=clocks, matched=matched, waits=rank_waits(tracks, found, covers, matched))
+
+
+def with_common_numbers(measured: Sequence[RankMeasures], together: Together) -> list[RankMeasures]:
+    """The ranks with one number a step: the first rank's, wherever matched collectives tell which step is which."""
+    own = [
+        OwnSteps(
+            number=np.array([step.step for step in m.steps], np.int64),
+            start=np.array([step.start_ns for step in m.steps], np.int64),
+            end=np.array([step.end_ns for step in m.steps], np.int64),
+        )
+        for m in measured
+    ]
+    sure = [
+        kind
+        for kind in together.matched
+        if kind.op in FINISH_TOGETHER and all(_is_measured(together.clocks[member]) for member in kind.members)
+    ]
+    agreed = common_numbers([m.track for m in measured], [m.collectives for m in measured], sure, own)
+    return [_renumbered(m, number.tolist()) for m, number in zip(measured, agreed, strict=True)]
+
+
+def _is_measured(clock: ClockFit | None) -> bool:
+    """Whether the k-th collective here is known to be the k-th there: on raw clocks the order alone would say so."""
+    return clock is not None and clock is not RAW
+
+
+def _renumbered(m: RankMeasures, numbers: Sequence[int]) -> RankMeasures:
+    changed = [(step.step, number) for step, number in zip(m.steps, numbers, strict=True) if step.step != number]
+    if not changed:
+        return m
+    first, now = changed[0]
+    note = f"marks and collectives disagree about the number of {len(changed)} steps: {first} here is now called {now}"
+    return replace(
+        m,
+        steps=tuple(replace(step, step=number) for step, number in zip(m.steps, numbers, strict=True)),
+        notes=(*m.notes, note),
+        renumbered=True,
+    )
 
 
 RAW = ClockFit(offset_ns=0, drift=0.0, origin_ns=0, uncertainty_ns=None, method="not_aligned")
@@ -140,6 +179,15 @@ class Blame:
     """(steps,) how many ranks have each step."""
 
 
+def _held_by_all(by_rank: Sequence[Sequence[Step]], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Of these steps those that every rank with steps holds; where there are none, all.
+
+    Elsewhere waits cannot be told, for a rank is missing, and sums over different steps cannot be compared.
+    """
+    held = [{step.step for step in steps} for steps in by_rank if steps]
+    return tuple(number for number in numbers if all(number in mine for mine in held)) or tuple(numbers)
+
+
 def blame(
     timeline: Timeline,
     measured: Sequence[RankMeasures],
@@ -155,8 +203,11 @@ def blame(
     doubt = [c.uncertainty_ns for c in together.clocks if c is not None and c.uncertainty_ns is not None]
     doubt_ns = max([thresholds.timestamp_tick_ns, *doubt])
     sums = arrivals(tracks, found, together.waits, together.matched, windows, max(len(order), 1), doubt_ns)
-    counted = sums.columns(slice(len(steady.left_out), None)) if steady else sums
-    numbers = steady.steps if steady else ()
+    numbers = _held_by_all(by_rank, steady.steps) if steady else ()
+    columns = [order.index(number) for number in numbers] if steady else [0]
+    counted, windows = sums.columns(columns), [each.only(columns) for each in windows]
+    counting = set(numbers)
+    accounts = [step.account for steps in by_rank for step in steps if step.step in counting]
     matrix = StepMatrix.of(
         by_rank, totals, [_idle_in_data(timeline, m, by_step=bool(numbers)) for m in measured], numbers
     )
@@ -165,7 +216,7 @@ def blame(
         counted.caused.sum(axis=1),
         counted.last.sum(axis=1),
         ratio_to_peers(row_means(matrix.compute), sums.peers).tolist(),
-        (steady.account if steady else mean(totals)).wall_ns,
+        mean(accounts or totals).wall_ns,
         max(len(numbers), 1),
         thresholds,
     )
@@ -173,20 +224,19 @@ def blame(
     if verdict in ("persistent", "undecided"):
         row = suspicion.ranks[0]
         processes = [timeline.processes[track.process] for track in tracks]
-        lateness = why_persistent(row, tracks, processes, found, suspicion, counted, matrix, thresholds)
+        lateness = why_persistent(row, tracks, processes, found, suspicion, counted, matrix, windows, thresholds)
         cause = lateness.cause
         if cause == "unknown" and lateness.launch_share is None:
             verdict = "undecided"  # without launch rows a late launch cannot be told from nothing at all
     elif verdict == "rotating":
         cause = why_rotating(counted, matrix, thresholds)
     rows = suspicion.ranks if cause != SILENT else ()
-    counting = set(numbers)
-    per_step = sum(step.step in counting for steps in by_rank for step in steps) or len(tracks)
+    windows_counted = len(accounts or tracks)
     stragglers = [
         Straggler(
             rank=tracks[row].rank,
             verdict=verdict,
-            wait_caused_ns=round(float(counted.caused[row].sum()) / per_step),
+            wait_caused_ns=round(float(counted.caused[row].sum()) / windows_counted),
             last_arrivals_share=suspicion.last_share[row],
             caused_share=suspicion.caused_share[row],
             compute_ratio=suspicion.compute_ratio[row],

@@ -158,6 +158,7 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "opaque_ns": rank.opaque_ns,
         "step_source": rank.step_source,
         "steps": [_step(step) for step in rank.steps],
+        "steps_renumbered": rank.steps_renumbered,
         "modules": [{"module": row.module, **_account(row.account)} for row in rank.modules],
     }
 

@@ -102,7 +102,16 @@ class RaggedEnds:
     title = "Captures start or end at different times"
 
     def check(self, context: Context) -> Iterable[Finding]:
-        """Counts collectives that not all ranks of their group captured."""
+        """Counts collectives that not all ranks of their group captured, and names ranks with other step numbers."""
+        renumbered = tuple(rank.rank for rank in context.ranks if rank.steps_renumbered)
+        if renumbered:
+            yield _finding(
+                self.code,
+                "Ranks number their steps differently: by their collectives all have the first rank's numbers",
+                renumbered,
+                [Evidence(metric="ranks with other numbers", value=len(renumbered), unit="ranks")],
+                "Start all captures at the same step, or put the step's number into the payload of its range.",
+            )
         ragged = [link for link in context.links if link.unmatched]
         if not ragged:
             return
