@@ -127,6 +127,22 @@ class Syncs:
         return len(self.start)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OsCall:
+    """The last operating-system call of one host thread, where the capture traced them."""
+
+    thread: int
+    """globalTid."""
+    name: str
+    start: int
+    end: int | None
+    """None for a call that had not returned when the capture ended."""
+
+
+def _no_rows() -> Int32:
+    return np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Process:
     """One operating-system process in one capture, with what its host threads did."""
@@ -142,6 +158,12 @@ class Process:
     syncs: Syncs
     claim: tuple[int, str] | None = None
     """(global rank, where it is told) as the process itself names it, whatever device it uses."""
+    open_calls: Int32 = field(default_factory=_no_rows)
+    """Rows of ``calls`` that had not returned when the capture ended; they end with it."""
+    unfinished: Int32 = field(default_factory=_no_rows)
+    """Rows of ``calls`` that launched an operation which began and did not end in the capture."""
+    os_calls: tuple[OsCall, ...] = ()
+    """Looked for only where ranges were open when the capture ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

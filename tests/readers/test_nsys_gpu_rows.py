@@ -55,14 +55,6 @@ def test_what_never_started_or_finished_is_left_out_and_noted(
     assert timeline.captures[0].notes == (f"1 {what} have no start or end and are left out",)
 
 
-def test_a_call_without_end_is_left_out_and_noted(tmp_path: Path) -> None:
-    export = small_job()
-    export.rows[RUNTIME][1]["end"] = None  # of the first kernel
-    timeline = opened(export, tmp_path)
-    assert launches(timeline, timeline.ranks[0])[:3] == ["cudaLaunchKernel", None, "cudaLaunchKernel"]
-    assert timeline.captures[0].notes == ("1 CUDA API calls have no start or end and are left out",)
-
-
 @pytest.mark.parametrize("table", [KERNEL, MEMCPY, RUNTIME])
 def test_what_ends_before_it_starts_is_damage(table: str, tmp_path: Path) -> None:
     export = small_job()

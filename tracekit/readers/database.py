@@ -149,6 +149,19 @@ class Database:
         ).select_from(sa.table(table))
         return self.rows(str(query.compile(dialect=_DIALECT)))
 
+    def latest(self, table: str, group: str, order: str, *columns: str) -> list[tuple[Any, ...]]:
+        """(group, order, columns) of the row with the largest ``order`` of each group; [] where a column is missing."""
+        if not {group, order, *columns} <= set(self._tables.get(table, ())):
+            return []
+        # SQLite takes the other columns from the row that has the largest value.
+        latest: sa.ColumnElement[Any] = sa.func.max(sa.column(order)).label("latest")
+        query: sa.Select[Any] = (
+            sa.select(sa.column(group), latest, *map(sa.column, columns))
+            .select_from(sa.table(table))
+            .group_by(sa.column(group))
+        )
+        return self.rows(str(query.compile(dialect=_DIALECT)))
+
     def read(self, table: str, columns: Sequence[Column], progress: Progress | None = None) -> dict[str, Any]:
         """Read whole columns: int64 arrays, or `pyarrow.BinaryArray` for text. Rows are in no particular order.
 

@@ -44,19 +44,25 @@ EXTRA = {
 }
 
 
-def read_gpu(tables: Tables) -> Columns:
-    """All GPU operations, unsorted, in the columns of `BASE` and name, source, grid, bytes, pageable.
+def read_gpu(tables: Tables) -> tuple[Columns, Columns]:
+    """(all GPU operations, globalPid and correlationId of those that began and never ended), unsorted.
 
-    Rows without start are passed over with a note, as are those without an end (never finished in the capture).
+    The columns are those of `BASE` and name, source, grid, bytes, pageable. Rows without start are passed over with a
+    note, as are those without an end.
     Raises `CaptureError` for times that cannot be true.
     """
     parts: list[Columns] = []
+    unfinished: dict[str, list[Int64]] = {"globalPid": [], "correlationId": []}
     for source, table in TABLES.items():
         part = tables.read(table, BASE + EXTRA[source], WORDS[source])
         if len(part["start"]) == 0 and (parts or source is not Source.MEMSET):
             continue
+        lasting = (part["start"] != NULL) & (part["end"] == NULL)
+        for key, column in unfinished.items():
+            column.append(part[key][lasting])
         parts.append(_uniform(tables, source, tables.finished(table, part, WORDS[source])))
-    return {key: _joined([part.pop(key) for part in parts]) for key in list(parts[0])}
+    gpu = {key: _joined([part.pop(key) for part in parts]) for key in list(parts[0])}
+    return gpu, {key: _joined(columns) for key, columns in unfinished.items()}
 
 
 def _uniform(tables: Tables, source: Source, part: Columns) -> Columns:

@@ -25,7 +25,7 @@ from tracekit.readers.nsys_tables import (
     distinct_values,
     sorted_rows,
 )
-from tracekit.timeline import NONE, Calls, Ranges, Syncs
+from tracekit.timeline import NONE, Calls, OsCall, Ranges, Syncs
 
 PUSH_POP, START_END, MARK, DOMAIN_CREATE = 59, 60, 34, 75
 """NVTX event types, as every version numbers them."""
@@ -48,8 +48,11 @@ class NvtxRows:
     """(domain, text) of marks that hold JSON, by globalPid."""
 
 
-def read_calls(tables: Tables) -> Columns:
-    """CUDA API calls: start, end, thread, correlationId, name; sorted by (start, longest first)."""
+def read_calls(tables: Tables, stop_ns: int | None) -> Columns:
+    """CUDA API calls: start, end, thread, correlationId, name, open; sorted by (start, longest first).
+
+    ``stop_ns`` is where calls end that never returned.
+    """
     columns = tables.read(
         "CUPTI_ACTIVITY_KIND_RUNTIME",
         (
@@ -59,6 +62,8 @@ def read_calls(tables: Tables) -> Columns:
         ),
         "CUDA API calls",
     )
+    open_, columns["end"] = _closed(tables, stop_ns, columns["start"], columns["end"])
+    columns["open"] = open_
     columns = tables.finished("CUPTI_ACTIVITY_KIND_RUNTIME", columns, "CUDA API calls")
     order = sorted_rows(columns["start"], -columns["end"])
     if order is not None:
@@ -68,8 +73,8 @@ def read_calls(tables: Tables) -> Columns:
     return columns
 
 
-def process_calls(columns: Columns) -> tuple[Calls, RowIndex]:
-    """One process's calls, one row for each correlation id, and the index that finds a call by it.
+def process_calls(columns: Columns) -> tuple[Calls, RowIndex, Int32]:
+    """One process's calls, one row for each correlation id; the index that finds a call by it; which never returned.
 
     nsys 2022 writes a runtime and a driver row for one launch: the outer one, which starts first, stands.
     """
@@ -82,7 +87,7 @@ def process_calls(columns: Columns) -> tuple[Calls, RowIndex]:
         columns = {name: column[first] for name, column in columns.items()}
         index = RowIndex(columns["correlationId"])
     calls = Calls(start=columns["start"], end=columns["end"], thread=columns["thread"], name=columns["name"])
-    return calls, index
+    return calls, index, np.flatnonzero(columns["open"]).astype(np.int32)
 
 
 def launching_call(index: RowIndex, correlation: NDArray[np.int64], calls: Calls) -> Int32:
@@ -116,9 +121,7 @@ def read_nvtx(tables: Tables, stop_ns: int | None) -> NvtxRows:
     marks = _marks(tables, columns, name, domain)
     keep = np.flatnonzero((columns["start"] != NULL) & np.isin(columns["eventType"], (PUSH_POP, START_END)))
     start, end = columns["start"][keep], columns["end"][keep]
-    duration, stop = _capture_end(tables, stop_ns, start, end)
-    open_ = (end == NULL) | (end == duration)
-    end = np.where(open_, np.maximum(stop, start), end)
+    open_, end = _closed(tables, stop_ns, start, end)
     sound = (start <= end) & (start >= -TIME_LIMIT) & (end <= TIME_LIMIT)
     if not sound.all():
         tables.note(int(np.count_nonzero(~sound)), "NVTX ranges have times that cannot be true and are left out")
@@ -178,13 +181,35 @@ def _marks(tables: Tables, columns: Columns, name: Int32, domain: Int32) -> dict
     return marks
 
 
-def _capture_end(
+def _closed(
     tables: Tables, stop_ns: int | None, start: NDArray[np.int64], end: NDArray[np.int64]
-) -> tuple[int, int]:
-    """(the value that marks an open range, where such a range ends)."""
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """(which rows were open when the capture ended, the ends with theirs put in).
+
+    Such a row ends at NULL, or at the capture's duration (which is no time of its clock unless that starts at 0).
+    """
     durations = [row[0] for row in tables.db.small("ANALYSIS_DETAILS", "duration") if isinstance(row[0], int)]
     latest = int(max(start.max(initial=0), end.max(initial=0)))
-    return (durations[0] if durations else NULL), (stop_ns if stop_ns is not None else latest)
+    open_ = (start != NULL) & ((end == NULL) | (end == (durations[0] if durations else NULL)))
+    return open_, np.where(open_, np.maximum(latest if stop_ns is None else stop_ns, start), end)
+
+
+def read_os_calls(tables: Tables) -> dict[int, list[OsCall]]:
+    """The last traced operating-system call of each thread, by globalPid."""
+    found: dict[int, list[OsCall]] = {}
+    durations = [row[0] for row in tables.db.small("ANALYSIS_DETAILS", "duration")]
+    rows = [
+        row
+        for row in tables.db.latest("OSRT_API", "globalTid", "start", "end", "nameId")
+        if all(isinstance(value, int) for value in (row[0], row[1], row[3]))
+    ]
+    names = tables.strings(np.array([row[3] for row in rows], np.int64))
+    for (thread, start, end, _), name in zip(rows, names.tolist(), strict=True):
+        open_ = end is None or end in durations
+        call = OsCall(thread=thread, name=tables.names[name], start=start, end=None if open_ else end)
+        if name != NONE:
+            found.setdefault(thread & PID_MASK, []).append(call)
+    return found
 
 
 def _is_nccl_call(tables: Tables, ranges: Columns) -> NDArray[np.bool_]:

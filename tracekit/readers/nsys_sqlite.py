@@ -22,6 +22,7 @@ from tracekit.readers.nsys_host import (
     process_syncs,
     read_calls,
     read_nvtx,
+    read_os_calls,
     read_syncs,
 )
 from tracekit.readers.nsys_tables import PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
@@ -77,11 +78,12 @@ def read_nsys_sqlite(
             hint="Make one: nsys export --type sqlite --include-blobs=true REPORT.nsys-rep",
         )
     tables = Tables(database, names, path, progressing)
-    gpu = read_gpu(tables)
-    calls = read_calls(tables)
+    gpu, unfinished = read_gpu(tables)
     stop_ns = _stop(database)
+    calls = read_calls(tables, stop_ns)
     nvtx = read_nvtx(tables, stop_ns)
     syncs = read_syncs(tables)
+    os_calls = read_os_calls(tables) if nvtx.columns["open"].any() else {}
     lacks = _lacks(database, gpu, calls, nvtx.columns, has_payload=bool(nvtx.payload))
 
     # Launchers and data workers are processes too, but say nothing: only those with GPU work or NVTX are kept. Without
@@ -96,7 +98,8 @@ def read_nsys_sqlite(
     processes: list[Process] = []
     claims: list[tuple[RankClaim, ...]] = []
     for i, global_pid in enumerate(pids.tolist()):
-        own_calls, index = process_calls(take(calls, of_call[i]))
+        own_calls, index, open_calls = process_calls(take(calls, of_call[i]))
+        lasting = launching_call(index, unfinished["correlationId"][unfinished["globalPid"] == global_pid], own_calls)
         ranges = process_ranges(nvtx, of_range[i])
         called_by[of_gpu[i]] = launching_call(index, gpu["correlationId"][of_gpu[i]], own_calls)
         inside_nccl[of_gpu[i]] = nccl_range_around(
@@ -114,6 +117,9 @@ def read_nsys_sqlite(
                 marks=marks,
                 syncs=process_syncs(syncs, of_sync[i], own_calls, index),
                 claim=next(((each.rank, each.source) for each in claims[i] if each.device is None), None),
+                open_calls=open_calls,
+                unfinished=lasting[lasting != NONE],
+                os_calls=tuple(os_calls.get(global_pid, ())),
             )
         )
     del calls, nvtx
