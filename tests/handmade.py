@@ -114,7 +114,7 @@ class ProcessSketch:
     marks: tuple = ()
     communicators: tuple = ()
     ranges: list[dict] = field(default_factory=list)
-    calls: list[tuple[int, int]] = field(default_factory=list)
+    calls: list[tuple[int, int, int, int]] = field(default_factory=list)
     ops: list[dict] = field(default_factory=list)
 
     def range(self, name, start, end, *, thread=MAIN, domain=None, value=NO_VALUE, payload=b"", still_open=False):
@@ -124,13 +124,23 @@ class ProcessSketch:
         self.ranges.append(row | {"payload": payload, "open": still_open})
         return len(self.ranges) - 1
 
-    def op(self, start, end, *, stream, kind, source, name, called=None, thread=MAIN, nccl=None, device=0):
-        """A GPU operation, launched at ``called`` by ``thread`` (None: the capture lacks the call)."""
+    def call(self, name, start, end, *, thread=MAIN):
+        """A CUDA call of the host."""
+        self.calls.append((start, end, thread, self.job.name(name)))
+        return len(self.calls) - 1
+
+    def op(self, start, end, *, stream, kind, source, name, called=None, thread=MAIN, nccl=None, device=0, **facts):
+        """A GPU operation, launched at ``called`` by ``thread`` (None: the capture lacks the call).
+
+        ``called`` may be (start, end) of the call; ``call`` is its name. Copies may tell ``bytes`` and ``pageable``.
+        """
         call = None
         if called is not None:
-            call = len(self.calls)
-            self.calls.append((called, thread))
+            begin, until = called if isinstance(called, tuple) else (called, called + 1)
+            call = self.call(facts.pop("call", "cudaLaunchKernel"), begin, until, thread=thread)
         row = {"start": start, "end": end, "stream": stream, "kind": kind, "source": source}
+        row |= {"bytes": facts.pop("bytes", NONE), "pageable": facts.pop("pageable", False)}
+        assert not facts, facts
         self.ops.append(row | {"name": self.job.name(name), "call": call, "nccl": nccl, "device": device})
 
     def kernel(self, start, end, *, stream=COMPUTE, name="gemm", **facts):
@@ -139,8 +149,8 @@ class ProcessSketch:
     def graph(self, start, end, *, stream=COMPUTE, **facts):
         self.op(start, end, stream=stream, kind=Kind.COMPUTE, source=Source.GRAPH, name="CUDA graph", **facts)
 
-    def copy(self, start, end, *, stream=COPIES, **facts):
-        self.op(start, end, stream=stream, kind=Kind.COPY, source=Source.MEMCPY, name="memcpy HtoD", **facts)
+    def copy(self, start, end, *, stream=COPIES, name="memcpy HtoD", **facts):
+        self.op(start, end, stream=stream, kind=Kind.COPY, source=Source.MEMCPY, name=name, **facts)
 
     def comm(self, start, end, *, stream=COMMS, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", **facts):
         self.op(start, end, stream=stream, kind=Kind.COMM, source=Source.KERNEL, name=name, **facts)
@@ -157,10 +167,8 @@ class ProcessSketch:
             pid=self.pid,
             name="python",
             calls=Calls(
-                start=int64(start for start, _ in calls),
-                end=int64(start + 1 for start, _ in calls),
-                thread=int64(thread for _, thread in calls),
-                name=np.full(len(calls), self.job.name("cudaLaunchKernel"), np.int32),
+                **{key: int64(call[i] for call in calls) for i, key in enumerate(("start", "end", "thread"))},
+                name=np.array([name for *_, name in calls], np.int32),
             ),
             ranges=Ranges(
                 **{key: int64(row[key] for row in ranges) for key in ("start", "end", "thread", "value")},
@@ -188,8 +196,8 @@ class ProcessSketch:
             call=np.array([call_row.get(op["call"], NONE) for op in ops], np.int32),
             nccl=np.array([range_row.get(op["nccl"], NONE) for op in ops], np.int32),
             grid=np.full(n, NONE, np.int64),
-            bytes=np.full(n, NONE, np.int64),
-            pageable=np.zeros(n, np.bool_),
+            bytes=int64(op["bytes"] for op in ops),
+            pageable=np.array([op["pageable"] for op in ops], np.bool_),
         )
 
 

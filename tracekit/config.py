@@ -36,6 +36,14 @@ class Thresholds:
     """† A reason has to account for this share of the lateness."""
     launch_lag_ns: int = 20_000
     """† A collective that starts this soon after its launch call was waiting for nothing but the launch."""
+    launch_latency_ns: int = 5_000
+    """† A shorter idle gap is what starting a kernel takes; timestamps and clocks leave doubts of this size anyway."""
+    refill_ns: int = 100_000
+    """† For so long after a call that blocked until the GPU ran dry, the call is why the host has nothing queued."""
+    quiet_ns: int = 100_000
+    """† Without a CUDA call for so long, the launching thread is busy with something else than launching."""
+    tensor_bytes: int = 1 << 20
+    """† A copy of this size or more carries tensors, not a loss or a flag."""
     length_variation: float = 0.1
     """† Coefficient of variation of compute over ranks and steps from which sequence lengths are suspected."""
     length_correlation: float = 0.9

@@ -1,0 +1,208 @@
+"""What a process's host threads were doing: which CUDA call, which NVTX range, at an instant or before it.
+
+A launching thread that waits (autograd's, between two backward passes) is inside nothing: what kept it waiting is what
+the process's main thread was doing, so that one speaks for it, as it does in `labels`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.intervals import innermost, intersect, subtract, union
+from tracekit.metrics.labels import Vocabulary
+from tracekit.timeline import NONE, Calls, Ops, Process, Source
+
+Int64 = NDArray[np.int64]
+Int8 = NDArray[np.int8]
+Bool = NDArray[np.bool_]
+
+
+class Doing(IntEnum):
+    """What a thread does at an instant; of several, the lowest stands."""
+
+    SYNC = 0
+    """Waits for the GPU: a synchronising call, or a copy that returns only when it is done."""
+    ALLOCATOR = 1
+    """Allocates or frees memory of the GPU, or pinned memory of the host."""
+    DATA = 2
+    """Is inside a range that loads data."""
+    OTHER = 3
+    """Anything else: host code, or a launch."""
+
+
+EVENT_SYNCS = frozenset({"cudaEventSynchronize", "cuEventSynchronize"})
+_SYNC = re.compile(r"(cuda|cu)(Stream|Device|Event|Ctx|Context|Thread)Synchronize|(cuda|cu)Memcpy(?!.*Async).*")
+_FREE = re.compile(r"cudaFree\w*|cuMem(Free|FreeHost|Release|Unmap|HostUnregister|AddressFree)|cudaHostUnregister")
+_ALLOCATE = re.compile(
+    r"cudaMalloc\w*|cudaHost(Alloc|Register)|cuMem(Alloc\w*|Create|Map|HostAlloc|HostRegister|AddressReserve|SetAccess)"
+)
+_BOOKKEEPING = re.compile(
+    r"cu\w*(Get|Query|EventCreate|EventDestroy|EventRecord|StreamWaitEvent|IsCapturing|FuncSetAttribute)\w*"
+)
+
+
+def is_sync(name: str) -> bool:
+    """A call that returns only when work on the GPU has ended."""
+    return _SYNC.fullmatch(name) is not None
+
+
+def is_free(name: str) -> bool:
+    """A call that gives memory back, pinned memory included; freeing waits for the GPU."""
+    return _FREE.fullmatch(name) is not None
+
+
+def is_allocation(name: str) -> bool:
+    """A call that takes memory, pinned memory included."""
+    return _ALLOCATE.fullmatch(name) is not None
+
+
+def is_bookkeeping(name: str) -> bool:
+    """A call that neither launches work nor waits: events, stream waits, queries."""
+    return _BOOKKEEPING.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """What a thread does when: disjoint sorted intervals, each of one `Doing`; the time between them is OTHER."""
+
+    start: Int64
+    end: Int64
+    doing: Int8
+
+    def cut(self, start: Int64, end: Int64) -> Stretches:
+        """Disjoint sorted windows, cut where the thread turns to something else; OTHER is spelled out."""
+        inside = intersect((start, end), (self.start, self.end))
+        rest = subtract((start, end), union(self.start, self.end))
+        at = np.concatenate([inside[0], rest[0]])
+        order = np.argsort(at, kind="stable")
+        doing = np.full(len(at), Doing.OTHER, np.int8)
+        doing[: len(inside[0])] = self.doing[np.searchsorted(self.start, inside[0], side="right") - 1]
+        return Stretches(at[order], np.concatenate([inside[1], rest[1]])[order], doing[order])
+
+    def blocked_across(self, t: Int64) -> Bool:
+        """Whether the thread is in a blocking call that began before each t and ends after it."""
+        rows = np.flatnonzero(self.doing <= Doing.ALLOCATOR)
+        if len(rows) == 0:
+            return np.zeros(len(t), np.bool_)
+        at = np.searchsorted(self.start[rows], t) - 1
+        result: Bool = (at >= 0) & (self.end[rows[np.maximum(at, 0)]] > t)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Activity:
+    """Look-ups in one rank's host threads. All answers have one entry a question; NONE where there is no such row."""
+
+    process: Process
+    names: Sequence[str]
+    doing: Int8
+    """`Doing` of each call: SYNC, ALLOCATOR or OTHER."""
+    is_data: Bool
+    """Ranges that load data."""
+    speaker: int | None
+    """The process's main thread."""
+
+    @classmethod
+    def of(
+        cls, process: Process, ops: Ops, names: Sequence[str], words: Vocabulary, speaker: int | None = None
+    ) -> Activity:
+        """From a rank's operations and its process's rows; without a ``speaker`` the thread with most calls is it."""
+        calls = process.calls
+        doing = np.full(len(calls), Doing.OTHER, np.int8)
+        doing[_named(calls, names, lambda name: is_free(name) or is_allocation(name))] = Doing.ALLOCATOR
+        doing[_named(calls, names, is_sync)] = Doing.SYNC
+        # A copy from or to pageable memory holds its call until it is done, whatever the call's name says.
+        held = (ops.source == Source.MEMCPY) & ops.pageable & (ops.call != NONE)
+        doing[ops.call[held]] = Doing.SYNC
+        if speaker is None and len(calls):
+            threads, counts = np.unique(calls.thread, return_counts=True)
+            speaker = int(threads[np.argmax(counts)])
+        return cls(
+            process=process,
+            names=names,
+            doing=doing,
+            is_data=words.where(lambda a: a.phase == "data"),
+            speaker=speaker,
+        )
+
+    @property
+    def tells_of_data(self) -> bool:
+        """Whether any range of the process loads data."""
+        return bool(self.is_data.any())
+
+    def stretches(self, thread: int) -> Stretches:
+        """The time in which a thread, or the main one, is in SYNC, ALLOCATOR or DATA."""
+        calls, ranges = self.process.calls, self.process.ranges
+        mine = (calls.thread == thread) | (calls.thread == self.speaker)
+        told = (ranges.thread == thread) | (ranges.thread == self.speaker)
+        taken = np.empty(0, np.int64), np.empty(0, np.int64)
+        parts: list[tuple[Int64, Int64, Int8]] = []
+        for doing in (Doing.SYNC, Doing.ALLOCATOR, Doing.DATA):
+            table, rows = (
+                (ranges, told & self.is_data) if doing is Doing.DATA else (calls, mine & (self.doing == doing))
+            )
+            own = subtract(union(table.start[rows], table.end[rows]), taken)
+            taken = union(np.concatenate([taken[0], own[0]]), np.concatenate([taken[1], own[1]]))
+            parts.append((*own, np.full(len(own[0]), doing, np.int8)))
+        start, end = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        order = np.argsort(start, kind="stable")
+        return Stretches(start[order], end[order], np.concatenate([part[2] for part in parts])[order])
+
+    def call_around(self, thread: int, t: Int64, among: Bool | None = None) -> Int64:
+        """Row of the thread's innermost call at each instant; ``among`` picks the calls that count."""
+        calls = self.process.calls
+        rows = _rows(calls.thread, thread, among)
+        return _picked(rows, innermost(calls.start[rows], calls.end[rows], t))
+
+    def call_before(self, thread: int, t: Int64, among: Bool | None = None) -> Int64:
+        """Row of the thread's last call that started before each instant; ``among`` picks the calls that count."""
+        calls = self.process.calls
+        rows = _rows(calls.thread, thread, among)
+        return _picked(rows, np.searchsorted(calls.start[rows], t) - 1)
+
+    def range_around(self, thread: int, t: Int64, among: Bool | None = None) -> Int64:
+        """Row of the thread's innermost NVTX range at each instant; ``among`` picks the ranges that count."""
+        ranges = self.process.ranges
+        rows = _rows(ranges.thread, thread, among)
+        return _picked(rows, innermost(ranges.start[rows], ranges.end[rows], t))
+
+    def range_of(self, calls: Int64, among: Bool) -> Int64:
+        """Row of the innermost range around each call's start, on its thread, else on the main thread."""
+        answer = np.full(len(calls), NONE, np.int64)
+        known = np.flatnonzero(calls != NONE)
+        thread, at = self.process.calls.thread[calls[known]], self.process.calls.start[calls[known]]
+        for each in np.unique(thread).tolist():
+            own = thread == each
+            answer[known[own]] = self.range_around(each, at[own], among)
+        silent = answer[known] == NONE
+        if self.speaker is not None and silent.any():
+            answer[known[silent]] = self.range_around(self.speaker, at[silent], among)
+        return answer
+
+    def calls_named(self, test: Callable[[str], bool]) -> Bool:
+        """(calls,) mask of those whose name passes the test."""
+        return _named(self.process.calls, self.names, test)
+
+
+def _named(calls: Calls, names: Sequence[str], test: Callable[[str], bool]) -> Bool:
+    distinct = np.unique(calls.name)
+    passed = [index for index in distinct.tolist() if index != NONE and test(names[index])]
+    result: Bool = np.isin(calls.name, np.array(passed, calls.name.dtype))
+    return result
+
+
+def _rows(threads: Int64, thread: int, among: Bool | None) -> NDArray[np.intp]:
+    return np.flatnonzero(threads == thread if among is None else (threads == thread) & among)
+
+
+def _picked(rows: NDArray[np.intp], at: NDArray[np.int64]) -> Int64:
+    """The rows at the given positions; NONE where a position is negative."""
+    if len(rows) == 0:
+        return np.full(len(at), NONE, np.int64)
+    return np.where(at >= 0, rows[np.maximum(at, 0)], NONE)
