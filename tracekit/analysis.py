@@ -10,10 +10,12 @@ import numpy as np
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import NoGpuWorkError, UsageError
+from tracekit.metrics.activity import Activity
 from tracekit.metrics.bubbles import Bubbles, BubbleWindows, bubbles_of, with_causes
 from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.host import host_ranks
+from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
@@ -82,7 +84,8 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
     measured = with_common_numbers(measured, together)
-    bubbles = [_bubbles(m, waits) for m, waits in zip(measured, together.waits, strict=True)]
+    activity = [_activity(timeline, m) for m in measured]
+    bubbles = [_bubbles(*each, options.thresholds) for each in zip(measured, activity, together.waits, strict=True)]
     measured = [replace(m, steps=with_causes(m.steps, own)) for m, own in zip(measured, bubbles, strict=True)]
     measured = _picked_steps(measured, options)
     steady = steady_steps(
@@ -96,7 +99,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     if options.rules:
-        views = tuple(_view(timeline, m, own) for m, own in zip(measured, bubbles, strict=True))
+        views = tuple(_view(timeline, *each) for each in zip(measured, activity, bubbles, strict=True))
         context = Context(
             timeline=timeline,
             ranks=ranks,
@@ -124,11 +127,18 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     )
 
 
-def _bubbles(m: RankMeasures, waits: RankWaits) -> Bubbles:
-    return bubbles_of(m.track.ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
+    process = timeline.processes[m.track.process]
+    return Activity.of(process, m.track.ops, timeline.names, m.words, speaker(timeline, m.track, m.marks, m.words))
 
 
-def _view(timeline: Timeline, m: RankMeasures, bubbles: Bubbles) -> RankView:
+def _bubbles(m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds) -> Bubbles:
+    ops = m.track.ops
+    bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+    return with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
+
+
+def _view(timeline: Timeline, m: RankMeasures, activity: Activity, bubbles: Bubbles) -> RankView:
     process = timeline.processes[m.track.process]
     return RankView(
         rank=m.track.rank,
@@ -139,6 +149,7 @@ def _view(timeline: Timeline, m: RankMeasures, bubbles: Bubbles) -> RankView:
         collectives=m.collectives,
         labels=label_ops(m.track.ops, process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words)),
         bubbles=bubbles,
+        activity=activity,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.metrics.accounting import Covers
+from tracekit.metrics.activity import Activity
 from tracekit.metrics.bubbles import Bubbles
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.labels import Vocabulary, label_calls
@@ -68,3 +69,5 @@ class RankView:
     collectives: RankCollectives
     labels: OpLabels
     bubbles: Bubbles
+    activity: Activity
+    """What the process's host threads did."""
