@@ -267,7 +267,7 @@ def doing(t, gap_start, blocking, data, limits):
         return "allocator"
     if any(start <= t < end for start, end in data):
         return "data_loading"
-    if any(c[1] < gap_start < c[2] for c in blocking):
+    if all(any(c[1] <= instant < c[2] for c in blocking) for instant in (gap_start - 1, gap_start)):
         for back in range(t - 1, max(gap_start, t - limits.refill_ns) - 1, -1):
             if inside(back, blocking, "cudaStreamSynchronize"):
                 return "sync_call"

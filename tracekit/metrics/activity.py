@@ -86,12 +86,13 @@ class Stretches:
         return Stretches(at[order], np.concatenate([inside[1], rest[1]])[order], doing[order])
 
     def blocked_across(self, t: Int64) -> Bool:
-        """Whether the thread is in a blocking call that began before each t and ends after it."""
-        rows = np.flatnonzero(self.doing <= Doing.ALLOCATOR)
-        if len(rows) == 0:
+        """Whether the thread is in blocking calls, without a pause between them, from before each t until after it."""
+        rows = self.doing <= Doing.ALLOCATOR
+        start, end = union(self.start[rows], self.end[rows])
+        if len(start) == 0:
             return np.zeros(len(t), np.bool_)
-        at = np.searchsorted(self.start[rows], t) - 1
-        result: Bool = (at >= 0) & (self.end[rows[np.maximum(at, 0)]] > t)
+        at = np.searchsorted(start, t) - 1
+        result: Bool = (at >= 0) & (end[np.maximum(at, 0)] > t)
         return result
 
 
