@@ -113,7 +113,7 @@ def numbered(ranks, first):
 def test_one_step_has_one_number(captures):
     """GIVEN captures from one step to another, all with step 6, each counting from a number of its own.
 
-    THEN a step has one number on all ranks that hold it, and that is the first rank's or, so that none is below 0, more.
+    THEN a step has one number on all ranks that hold it: the first rank's or, so that none is below 0, more.
     """
     ranks = [list(range(begin, end)) for begin, end, _ in captures]
     found = numbered(ranks, [first for *_, first in captures])
