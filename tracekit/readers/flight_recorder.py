@@ -26,6 +26,7 @@ from tracekit.readers.raw import LARGEST_RANK
 LARGEST = np.iinfo(np.int64).max >> 16
 """Numbers beyond this are taken for damage; sums over 65,536 ranks still fit."""
 MOST_TENSORS = 100_000
+MOST_DIMENSIONS = 64
 MOST_FRAMES = 24
 LONGEST_NAME = 200
 GROUP_END = "coalesced"
@@ -97,12 +98,11 @@ def read_dump(path: Path) -> Dump:
             hint="torch 2.4 and later write 2.x. Update tracekit for dumps of a newer torch.",
         )
     entries = [entry for entry in data.get("entries", []) if isinstance(entry, dict)]
-    config = data.get("pg_config")
-    groups = _groups(config if isinstance(config, dict) else {})
+    groups = _groups(data.get("pg_config"))
     rows = Rows(groups, wrapped=_wrapped(entries), status=data.get("pg_status"))
     rows.add(entries)
-    rank, source = _rank(data, path)
     world = next((group.ranks for group in groups.values() if group.description == "default_pg"), None)
+    rank, source = _rank(data, world, path)
     last = entries[-1] if entries else {}
     return Dump(
         path=str(path),
@@ -237,16 +237,17 @@ class Rows:
 
     def _state(self, entry: dict[str, Any], seq: int | None) -> int:
         """By what is told last: completed, retired by the watchdog, or not over yet."""
-        state = STATES.get(entry.get("state"), State.UNKNOWN)  # type: ignore[arg-type]
+        told = entry.get("state")
+        state = STATES.get(told, State.UNKNOWN) if isinstance(told, str) else State.UNKNOWN
         if state is State.COMPLETED or entry.get("time_discovered_completed_ns"):
             return State.COMPLETED
         if entry.get("retired") and state is not State.STARTED:
             return State.COMPLETED
         if state is State.UNKNOWN and seq is not None:
-            status = self.status.get(entry["process_group"][0])
-            done = status.get("last_completed_collective") if isinstance(status, dict) else None
-            if isinstance(done, int):
-                return State.COMPLETED if seq <= done else State.ISSUED
+            status = self.status.get(str(entry["process_group"][0]))
+            done = str(status.get("last_completed_collective"))[:20] if isinstance(status, dict) else ""
+            if re.fullmatch(r"-?\d+", done):  # a number in pickles, a text in JSON
+                return State.COMPLETED if seq <= int(done) else State.ISSUED
         return state
 
 
@@ -268,25 +269,25 @@ def _key(entry: dict[str, Any]) -> tuple[str, bool, int] | None:
     return str(group[0]), bool(entry.get("is_p2p")), seq
 
 
-def _groups(config: dict[Any, Any]) -> dict[str, Group]:
+def _groups(config: Any) -> dict[str, Group]:
     """Process groups by name; ranks are a list, or a list as text."""
     found = {}
-    for key, facts in config.items():
+    for key, facts in config.items() if isinstance(config, dict) else ():
         if not isinstance(facts, dict):
             continue
         told = facts.get("ranks")
         numbers: Iterable[Any] = re.findall(r"\d{1,9}", told) if isinstance(told, str) else told or ()
         try:
             ranks = tuple(sorted({int(number) for number in numbers}))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
-        if ranks:
+        if ranks and ranks[0] >= 0 and ranks[-1] < LARGEST_RANK:
             description = str(facts.get("desc") or "")[:LONGEST_NAME]
             found[str(key)] = Group(name=str(key), description=description, ranks=ranks)
     return found
 
 
-def _rank(data: dict[str, Any], path: Path) -> tuple[int | None, str]:
+def _rank(data: dict[str, Any], world: tuple[int, ...] | None, path: Path) -> tuple[int | None, str]:
     """(rank, where it is told): the dump's own ``rank``, NCCL's state of the largest communicator, the file's name."""
     if (rank := _number(data.get("rank"))) is not None:
         return rank, "dump"
@@ -297,9 +298,6 @@ def _rank(data: dict[str, Any], path: Path) -> tuple[int | None, str]:
             size = _number(next((facts[key] for key in ("nRanks", "nranks", "n_ranks") if key in facts), None))
             if (rank := _number(facts.get("rank"))) is not None and size is not None:
                 told.append((size, rank))
-    world = next(
-        (g.ranks for g in _groups(data.get("pg_config") or {}).values() if g.description == "default_pg"), None
-    )
     largest = {rank for size, rank in told if world is not None and size == len(world)}
     if len(largest) == 1 and world is not None:
         return largest.pop(), "nccl_comm_state"
@@ -332,7 +330,7 @@ def _elements(shapes: Any) -> int:
     if not isinstance(shapes, list | tuple) or len(shapes) > MOST_TENSORS:
         return UNKNOWN
     try:
-        total = sum([prod(shape) for shape in shapes])
+        total = sum([prod(shape) if len(shape) <= MOST_DIMENSIONS else 1.0 for shape in shapes])
     except TypeError:
         return UNKNOWN
     return total if shapes and type(total) is int and 0 <= total < LARGEST else UNKNOWN
