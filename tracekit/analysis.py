@@ -20,6 +20,8 @@ from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.one_rank import RankMeasures, measure_rank, rank_result, speaker
+from tracekit.metrics.replay.replay import replayable_steps
+from tracekit.metrics.replay.what_if import WhatIf, replay_result
 from tracekit.metrics.steady import steady_steps, steady_windows
 from tracekit.metrics.together import (
     Blame,
@@ -34,9 +36,10 @@ from tracekit.metrics.together import (
 from tracekit.metrics.views import RankView, label_ops
 from tracekit.metrics.waits import RankWaits
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, SkippedRule, Steady
+from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady, Straggler
 from tracekit.rules import check_all
 from tracekit.rules.base import Context, mean_step
+from tracekit.rules.gains import changes_for, with_gains
 from tracekit.rules.ledger import Ledger
 from tracekit.timeline import RankTrack, Timeline
 
@@ -98,6 +101,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     table = collectives(tracks, found, covers, windows, together.matched, chosen, world_size=_world_size(timeline))
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
+    replay: Replay | None = None
     if options.rules:
         views = tuple(_view(timeline, *each) for each in zip(measured, activity, bubbles, strict=True))
         context = Context(
@@ -115,6 +119,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
             ledger=Ledger(views, mean_step(ranks, steady), steady),
         )
         findings, skipped = check_all(context)
+        replay, findings = _replayed(timeline, measured, together, steady, verdict.stragglers, findings, options)
     return Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
         ranks=ranks,
@@ -124,12 +129,32 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
         findings=findings,
         skipped_rules=skipped,
         remedies=_remedies(timeline, ranks),
+        replay=replay,
     )
 
 
 def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
     process = timeline.processes[m.track.process]
     return Activity.of(process, m.track.ops, timeline.names, m.words, speaker(timeline, m.track, m.marks, m.words))
+
+
+def _replayed(
+    timeline: Timeline,
+    measured: Sequence[RankMeasures],
+    together: Together,
+    steady: Steady | None,
+    stragglers: Sequence[Straggler],
+    findings: tuple[Finding, ...],
+    options: Options,
+) -> tuple[Replay, tuple[Finding, ...]]:
+    """What mending each finding would gain, by replay of a few steps."""
+    steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
+    if isinstance(steps, str):
+        return replay_result(steps, ()), findings
+    what_if = WhatIf(steps, [m.track.rank for m in measured], stragglers)
+    predictions = what_if.predict([(change,) for change in changes_for(findings)])
+    gains = {prediction.change: prediction.gain_ns for prediction in predictions}
+    return replay_result(steps, predictions), with_gains(findings, gains)
 
 
 def _bubbles(m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds) -> Bubbles:

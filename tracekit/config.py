@@ -68,6 +68,19 @@ class Thresholds:
     """† Share of the largest loss that findings must explain for one of them to be the report's headline."""
     headline_named_share: float = 0.5
     """† A finding with a named cause leads over unexplained time up to this share of the costliest finding's cost."""
+    replay_lag_ns: int = 20_000
+    """† What starts this much after all that it is known to wait for waited for nothing else: it is the delay of
+    launch, event or driver, and kept in a replay; more than this is unexplained."""
+    replay_launch_ns: int = 10_000
+    """† From the return of its launch call an idle GPU starts a kernel within this."""
+    replay_wake_ns: int = 50_000
+    """† A host thread that waits for the GPU goes on within this."""
+    replay_error_share: float = 0.02
+    """† A replay without changes that misses the measured step by more than this share predicts nothing."""
+    replay_operations: int = 150_000
+    """† Steps are replayed together up to this many operations over all ranks, which takes about two seconds."""
+    replay_steps: int = 10
+    """† More steps than this are not replayed together."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
     still_ns: int = 1_000_000_000

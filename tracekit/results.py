@@ -220,6 +220,33 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a step would take with something changed, by replay."""
+
+    change: str
+    """What was changed, e.g. ``straggler=off``."""
+    step_time_ns: int
+    """Mean over the replayed steps and ranks."""
+    gain_ns: int
+    """Mean of those steps as measured, less ``step_time_ns``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Steps replayed through their dependency graph: whether that works, and what it predicts."""
+
+    steps: tuple[int, ...]
+    """The steps replayed, consecutive; () where none could be."""
+    step_time_ns: int | None
+    """Their mean over ranks, as measured."""
+    unexplained_share: float | None
+    """By how much the replay of a step misses when only known dependencies are kept (the worst step's share)."""
+    reason: str | None
+    """Why nothing is predicted; None where something is."""
+    predictions: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRule:
     """A rule that could not be checked, and the capture flags that would let it."""
 
@@ -374,3 +401,5 @@ class Analysis:
     """What could not be told from these captures, each with the nsys flag (or change) that would tell it."""
     hang: Hang | None = None
     """Why the job stands still, where the captures end in a hang; None where they do not, or it was not examined."""
+    replay: Replay | None = None
+    """What steps would take with something changed; None where no replay was asked for."""

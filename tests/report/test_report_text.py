@@ -345,9 +345,17 @@ def test_the_straggler_leads_with_its_reason_and_its_mark() -> None:
     ],
 )
 def test_each_cause_has_its_reason(changes: dict[str, object], said: str) -> None:
-    finding = replace(some_findings(20 * MS)[0], ranks=(1,))
+    finding = replace(some_findings(20 * MS)[0], ranks=(1,), gain_ns=None)
     analysis = waiting_by_hand(findings=(finding,), stragglers=(straggler(1, **changes),))
     assert said in " ".join(plain(analysis).split())
+
+
+def test_what_a_step_takes_at_the_peers_pace_stands_with_the_reason() -> None:
+    """GIVEN steps of 100 ms and a finding that gains 31 ms, THEN the cost and the gain are not mixed."""
+    finding = replace(some_findings(20 * MS)[0], ranks=(1,), cost_ns=20 * MS, gain_ns=31 * MS)
+    said = " ".join(plain(waiting_by_hand(findings=(finding,), stragglers=(straggler(1),))).split())
+    assert "; at its peers' pace 69.0 ms a step. The waiting costs 20.0 of 100.0 ms a step, 20 %." in said
+    assert "Without it" not in said
 
 
 def test_ranks_that_take_turns_are_not_marked_where_all_do() -> None:

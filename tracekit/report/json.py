@@ -17,6 +17,7 @@ from tracekit.results import (
     LastActivity,
     Mismatch,
     Rank,
+    Replay,
     Step,
     Straggler,
 )
@@ -62,6 +63,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             for skipped in analysis.skipped_rules
         ],
         "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
+        "replay": _replay(analysis.replay) if analysis.replay else None,
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
     }
 
@@ -119,6 +121,19 @@ def _last_activity(row: LastActivity) -> dict[str, Any]:
         "module": doing.module,
         "phase": doing.phase,
         "idle_ns": doing.idle_ns,
+    }
+
+
+def _replay(replay: Replay) -> dict[str, Any]:
+    return {
+        "steps": list(replay.steps),
+        "step_time_ns": replay.step_time_ns,
+        "unexplained_share": replay.unexplained_share,
+        "reason": replay.reason,
+        "predictions": [
+            {"change": row.change, "step_time_ns": row.step_time_ns, "gain_ns": row.gain_ns}
+            for row in replay.predictions
+        ],
     }
 
 

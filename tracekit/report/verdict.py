@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
@@ -62,6 +63,9 @@ def straggler_tag(straggler: Straggler) -> str:
 def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
     """Return the sentences below a finding's claim: for stragglers why the others wait, then what it costs."""
     why = _reason(analysis, finding)
+    if len(finding.ranks) == 1 and why and finding.gain_ns is not None:
+        why = f"{why.removesuffix('.')}; at its peers' pace {scale.with_unit(wall_ns - finding.gain_ns)} a {whole}."
+        finding = replace(finding, gain_ns=None)
     return f"{why} {_cost(finding, wall_ns, scale, whole, subject='The waiting' if why else 'It')}".strip()
 
 

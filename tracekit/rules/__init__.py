@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tracekit.results import Finding, Severity, SkippedRule
 from tracekit.rules.base import Context, Rule
 from tracekit.rules.capture_quality import (
@@ -57,5 +59,9 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
                 found.append(result)
             else:
                 skipped.append(result)
-    found.sort(key=lambda f: (-(f.gain_ns or f.cost_ns or 0), ORDER.index(f.severity), f.rule))
-    return tuple(found), tuple(skipped)
+    return ranked(found), tuple(skipped)
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Costliest first: by gain where known, else by cost."""
+    return tuple(sorted(findings, key=lambda f: (-(f.gain_ns or f.cost_ns or 0), ORDER.index(f.severity), f.rule)))

@@ -1,0 +1,89 @@
+"""Steps replayed: unchanged they take what they took; changed, what the same job takes that was laid out so."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tracekit
+from tracekit.analysis import Options
+from tracekit.config import DEFAULT
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+EXPECTED = {path.name.removesuffix(".expected.json"): path for path in sorted(SAMPLES.glob("*.expected.json"))}
+
+
+def expected(name):
+    return json.loads(EXPECTED[name].read_text())
+
+
+@cache
+def analysis(name):
+    path = SAMPLES / name
+    return tracekit.analyze(tracekit.open(path if path.is_dir() else path.with_suffix(".sqlite")))
+
+
+FAULTS = [name for name in EXPECTED if expected(name)["straggler"]["step_time_without_ns"]]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_without_changes_known_dependencies_explain_the_step(name):
+    found = analysis(name).replay
+    assert found.reason is None
+    assert len(found.steps) >= 2
+    assert found.unexplained_share < 0.01
+
+
+def step_time_without(name):
+    found = analysis(name)
+    (prediction,) = [p for p in found.replay.predictions if p.change == "straggler=off"]
+    assert prediction.gain_ns == found.replay.step_time_ns - prediction.step_time_ns
+    return prediction.step_time_ns
+
+
+STRAGGLERS = [name for name in FAULTS if expected(name)["straggler"]["verdict"] in ("persistent", "rotating")]
+
+
+@pytest.mark.parametrize("name", STRAGGLERS)
+def test_without_the_straggler_a_step_takes_what_it_takes_in_the_same_job_without(name):
+    """The sample's own layout without the fault says so, to 2 %."""
+    assert step_time_without(name) == pytest.approx(expected(name)["straggler"]["step_time_without_ns"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", STRAGGLERS)
+def test_the_finding_carries_the_gain_and_ranks_by_it(name):
+    found = analysis(name)
+    (gain,) = {p.gain_ns for p in found.replay.predictions if p.change == "straggler=off"}
+    finding = found.findings[0]
+    assert finding.rule.startswith("TK2")
+    assert finding.gain_ns == gain > finding.cost_ns
+
+
+def test_one_report_a_rank_predicts_the_same():
+    """Clocks are then good to some ns only."""
+    assert step_time_without("straggler_4ranks_per_rank") == pytest.approx(
+        step_time_without("straggler_4ranks"), rel=1e-5
+    )
+
+
+def test_a_healthy_job_gains_nothing_from_even_ranks():
+    assert not analysis("healthy_8ranks").replay.predictions
+
+
+def test_what_does_not_explain_the_step_predicts_nothing():
+    """GIVEN no delay that is taken for granted, not even that of a launch, THEN there is no gain, not a wrong one."""
+    timeline = tracekit.open(SAMPLES / "straggler_4ranks.sqlite")
+    strict = replace(DEFAULT, replay_lag_ns=0, replay_launch_ns=0, replay_error_share=1e-4)
+    found = tracekit.analyze(timeline, Options(thresholds=strict))
+    assert "unexplained" in (found.replay.reason or "")
+    assert found.replay.predictions == ()
+    assert all(finding.gain_ns is None for finding in found.findings)
+
+
+def test_captures_without_steps_are_not_replayed():
+    timeline = tracekit.open(SAMPLES / "straggler_4ranks.sqlite")
+    found = tracekit.analyze(replace(timeline, names=tuple("loop" if n == "step" else n for n in timeline.names)))
+    assert found.steady is None
+    assert (found.replay.steps, found.replay.reason) == ((), "the captures have no steps")

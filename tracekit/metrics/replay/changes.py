@@ -1,0 +1,136 @@
+"""What could be different: changes of the durations and lags of a step's graph.
+
+Each takes (durations by node, lags by edge) and returns new ones, so that several can be made together. What a rank's
+peers take for the same work is found by counting: the k-th launch of a kernel in a step is the same on every rank that
+launches it as often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.timeline import NONE, Kind
+
+Int64 = NDArray[np.int64]
+Float = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+Changed = tuple[Float, Float]
+"""(durations by node, lags by edge), ns; an edge that does not hold lags by `NEVER`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Twins:
+    """Which nodes or edges of different ranks are the same piece of work."""
+
+    item: Int64
+    """Nodes (or edges) that are compared."""
+    rank: Int64
+    group: Int64
+    """Same number: the same piece of work on different ranks; NONE where counts differ between ranks."""
+
+    def at_peers(self, value: Float, ranks: Sequence[int], *, mean: bool) -> Float:
+        """(items,) the median (or mean) of what the ranks other than ``ranks`` take; NaN where none has it."""
+        result = np.full(len(self.item), np.nan)
+        told = (self.group != NONE) & ~np.isin(self.rank, ranks)
+        group, own = self.group[told], value[self.item[told]]
+        if not len(group):
+            return result
+        order = np.lexsort((own, group))
+        group, own = group[order], own[order]
+        heads = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+        count = np.diff(np.append(heads, len(group)))
+        if mean:
+            typical = np.add.reduceat(own, heads) / count
+        else:
+            typical = (own[heads + (count - 1) // 2] + own[heads + count // 2]) / 2
+        at = np.minimum(np.searchsorted(group[heads], self.group), len(heads) - 1)
+        same = (self.group != NONE) & (group[heads][at] == self.group)
+        result[same] = typical[at[same]]
+        return result
+
+
+def no_straggler(now: Changed, kernels: Twins, gaps: Twins, ranks: Sequence[int]) -> Changed:
+    """The ranks compute as fast as the median of the others, and their hosts pause no longer."""
+    duration, lag = now[0].copy(), now[1].copy()
+    pace = kernels.at_peers(duration, ranks, mean=False)
+    slow = np.isin(kernels.rank, ranks) & ~np.isnan(pace)
+    duration[kernels.item[slow]] = pace[slow]
+    return duration, _without_pauses(lag, gaps, ranks, np.isin(gaps.rank, ranks))
+
+
+def balanced(now: Changed, kernels: Twins, gaps: Twins) -> Changed:
+    """All ranks have the mean work of the ranks, and no host pauses longer than the median one does there."""
+    duration, lag = now[0].copy(), now[1].copy()
+    pace = kernels.at_peers(duration, (), mean=True)
+    known = ~np.isnan(pace)
+    duration[kernels.item[known]] = pace[known]
+    return duration, _without_pauses(lag, gaps, (), np.ones(len(gaps.item), np.bool_))
+
+
+def _without_pauses(lag: Float, gaps: Twins, ranks: Sequence[int], mine: Bool) -> Float:
+    usual = gaps.at_peers(lag, ranks, mean=False)
+    longer = mine & ~np.isnan(usual)
+    longer[longer] = lag[gaps.item[longer]] > usual[longer]
+    lag[gaps.item[longer]] = usual[longer]
+    return lag
+
+
+def kernel_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
+    """The compute kernels; ``anchors`` has, by rank, when the launches of each step's anchors began (ns, reference)."""
+    nodes, ranks, keys = [], [], []
+    for rank, (work, node) in enumerate(zip(graph.work, graph.op_node, strict=True)):
+        mine = np.flatnonzero((node != NONE) & (work.kind == Kind.COMPUTE))
+        mine = mine[np.argsort(work.launched[mine], kind="stable")]
+        step = np.searchsorted(anchors[rank], work.launched[mine], side="right")
+        nodes.append(node[mine])
+        ranks.append(np.full(len(mine), rank, np.int64))
+        keys.append(_counted(work.name[mine].astype(np.int64), step))
+    return _twins(nodes, ranks, keys)
+
+
+def gap_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
+    """The host's work before each call, as edges."""
+    edges = np.flatnonzero(graph.edge == Edge.HOST)
+    target = graph.target[edges]
+    items, ranks, keys = [], [], []
+    for rank, work in enumerate(graph.work):
+        mine = edges[graph.rank[target] == rank]
+        call = graph.item[graph.target[mine]]
+        launches = np.full(len(work.call_start), NONE, np.int64)
+        launched = work.call != NONE
+        launches[work.call[launched]] = work.name[launched]
+        name = work.call_name[call].astype(np.int64) << 32 | (launches[call] & 0xFFFFFFFF)
+        order = np.argsort(work.call_start[call], kind="stable")
+        step = np.searchsorted(anchors[rank], work.call_start[call[order]], side="right")
+        items.append(mine[order])
+        ranks.append(np.full(len(mine), rank, np.int64))
+        keys.append(_counted(name[order], step))
+    return _twins(items, ranks, keys)
+
+
+def _counted(name: Int64, step: Int64) -> Int64:
+    """(4, n): name, step, how manieth of that name in the step, and how many there are."""
+    order = np.lexsort((np.arange(len(name)), name, step))
+    same = np.append(False, (name[order[1:]] == name[order[:-1]]) & (step[order[1:]] == step[order[:-1]]))
+    heads = np.flatnonzero(~same)
+    count = np.diff(np.append(heads, len(name)))
+    ordinal, total = np.empty(len(name), np.int64), np.empty(len(name), np.int64)
+    ordinal[order] = np.arange(len(name)) - np.repeat(heads, count)
+    total[order] = np.repeat(count, count)
+    return np.stack([name, step, ordinal, total])
+
+
+def _twins(items: Sequence[Int64], ranks: Sequence[Int64], keys: Sequence[Int64]) -> Twins:
+    key = np.concatenate(keys, axis=1) if keys else np.empty((4, 0), np.int64)
+    _, group = np.unique(key, axis=1, return_inverse=True)
+    return Twins(
+        item=np.concatenate(items) if items else np.empty(0, np.int64),
+        rank=np.concatenate(ranks) if ranks else np.empty(0, np.int64),
+        group=group.reshape(-1).astype(np.int64),
+    )

@@ -1,0 +1,374 @@
+"""The dependency graph of consecutive steps over all ranks.
+
+Nodes are moments: the start of an operation, the start of a call, the return of a call that waits for the GPU, and the
+begin of a collective's transfer, which is when the last rank has arrived. An edge says "at least so long after":
+``lag``, plus the duration of the source where the edge leaves its end. Only what the capture shows to have been
+necessary is an edge; see `dependencies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.config import Thresholds
+from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.identity import RankCollectives
+from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.metrics.replay.dependencies import host_waits, launch_lag, operation_waits, ready_at
+from tracekit.metrics.replay.longest_path import NEVER
+from tracekit.metrics.replay.work import RankWork, before_in_group, rank_work
+from tracekit.timeline import NONE, Process, RankTrack
+
+Int64 = NDArray[np.int64]
+Int8 = NDArray[np.int8]
+Float = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+
+class Node(IntEnum):
+    """What a node is the moment of."""
+
+    OP = 0
+    CALL = 1
+    RETURN = 2
+    TRANSFER = 3
+
+
+class Edge(IntEnum):
+    """Why the target comes after the source."""
+
+    STREAM = 0
+    LAUNCH = 1
+    EVENT = 2
+    """A stream waits for an event."""
+    COMMUNICATOR = 3
+    """Collectives of one communicator run one after the other."""
+    ARRIVAL = 4
+    """A transfer begins when all have arrived."""
+    HOST = 5
+    """What a host thread does between two calls."""
+    BLOCKED = 6
+    """A call returns when an operation has ended."""
+    CALL = 7
+    """A call that waits takes at least its own time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """The graph; times in ns on the reference's clock, relative to ``zero_ns``."""
+
+    kind: Int8
+    """(n,) `Node`."""
+    rank: Int64
+    """(n,) index into the ranks of the analysis; NONE for transfers."""
+    item: Int64
+    """(n,) index into the rank's `RankWork` (operation, or call); of a transfer its number."""
+    measured: Float
+    """(n,) when it happened."""
+    duration: Float
+    """(n,) of an operation outside matched collectives, of a transfer; 0 else."""
+    release: Float
+    """(n,) not earlier than this; NEVER where only edges tell."""
+    source: Int64
+    target: Int64
+    edge: Int8
+    """(m,) `Edge`."""
+    from_end: Bool
+    """(m,) whether it leaves the source's end."""
+    lag: Float
+    unexplained: Float
+    """(m,) the part of ``lag`` that nothing known accounts for."""
+    work: tuple[RankWork, ...]
+    op_node: tuple[Int64, ...]
+    """By rank: the node of each operation, or NONE for those that only serve to learn dependencies."""
+    end_node: tuple[Int64, ...]
+    """By rank: the node whose moment and duration tell when each operation ends."""
+    zero_ns: int
+
+
+class _Builder:
+    """Collects nodes and edges."""
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[Int8, Int64, Int64, Float, Float]] = []
+        self.edges: list[tuple[Int64, Int64, Int8, Bool, Float]] = []
+        self.count = 0
+
+    def add(self, kind: Node, rank: int, item: Int64, measured: Int64, duration: Int64) -> Int64:
+        n = len(item)
+        self.nodes.append(
+            (
+                np.full(n, kind, np.int8),
+                np.full(n, rank, np.int64),
+                item,
+                measured.astype(np.float64),
+                duration.astype(np.float64),
+            )
+        )
+        self.count += n
+        return np.arange(self.count - n, self.count, dtype=np.int64)
+
+    def join(self, kind: Edge, source: Int64, target: Int64, lag: Int64 | int, *, from_end: bool) -> None:
+        n = len(source)
+        self.edges.append(
+            (
+                source,
+                target,
+                np.full(n, kind, np.int8),
+                np.full(n, from_end, np.bool_),
+                np.broadcast_to(np.asarray(lag, np.float64), (n,)),
+            )
+        )
+
+
+def build_graph(
+    tracks: Sequence[RankTrack],
+    processes: Sequence[Process],
+    found: Sequence[RankCollectives],
+    matched: Sequence[Matched],
+    clocks: Sequence[ClockFit],
+    record_names: NDArray[np.int32],
+    window: tuple[int, int],
+    learn_from_ns: int,
+    thresholds: Thresholds,
+) -> Graph:
+    """The graph of all operations that start in a window (ns on the reference's clock).
+
+    ``processes`` has each rank's process. Dependencies are learned from ``learn_from_ns`` on, before the window.
+    """
+    low, high = window
+    make = _Builder()
+    work, op_node, begins = [], [], []
+    for rank, (track, process, clock) in enumerate(zip(tracks, processes, clocks, strict=True)):
+        mine = rank_work(track, process, clock, record_names, learn_from_ns, high)
+        kept = np.flatnonzero(mine.start >= low)
+        node = np.full(len(mine), NONE, np.int64)
+        node[kept] = make.add(Node.OP, rank, kept, mine.start[kept] - low, mine.end[kept] - mine.start[kept])
+        work.append(mine)
+        op_node.append(node)
+    end_node = [node.copy() for node in op_node]
+    arrived = _transfers(make, work, op_node, end_node, found, matched, low)
+    for rank, mine in enumerate(work):
+        begins.append(_rank_edges(make, rank, mine, op_node[rank], end_node[rank], found[rank], low, thresholds))
+    return _finish(make, work, op_node, end_node, arrived, begins, low, thresholds)
+
+
+def _transfers(
+    make: _Builder,
+    work: Sequence[RankWork],
+    op_node: Sequence[Int64],
+    end_node: Sequence[Int64],
+    found: Sequence[RankCollectives],
+    matched: Sequence[Matched],
+    low: int,
+) -> list[tuple[Int64, Int64]]:
+    """Nodes of the collectives' transfers; returns (node, moment) of arrivals that lie outside the window."""
+    outside = []
+    for kind in matched:
+        if kind.op not in FINISH_TOGETHER or len(kind.members) < 2 or not kind.index.shape[1]:
+            continue
+        shape = kind.index.shape
+        op = np.full(shape, NONE, np.int64)
+        start, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for row, member in enumerate(kind.members):
+            mine = work[member]
+            if not len(mine):
+                continue
+            ops_row = found[member].row[np.maximum(kind.index[row], 0)] if len(found[member].row) else kind.index[row]
+            at = np.minimum(np.searchsorted(mine.row, ops_row), len(mine) - 1)
+            there = (kind.index[row] != NONE) & (mine.row[at] == ops_row)
+            op[row, there] = at[there]
+            start[row, there], end[row, there] = mine.start[at[there]], mine.end[at[there]]
+        nodes = np.stack(
+            [
+                np.where(op[row] != NONE, op_node[m][np.maximum(op[row], 0)] if len(op_node[m]) else NONE, NONE)
+                for row, m in enumerate(kind.members)
+            ]
+        )
+        # Only what is whole: with a member missing, the shortest duration may be another's wait.
+        used = np.flatnonzero(kind.complete & np.all(op != NONE, axis=0) & np.any(nodes != NONE, axis=0))
+        if not len(used):
+            continue
+        length = np.min(end[:, used] - start[:, used], axis=0)
+        begin = make.add(Node.TRANSFER, NONE, used, end[:, used].max(axis=0) - length - low, length)
+        for row, member in enumerate(kind.members):
+            inside = nodes[row, used] != NONE
+            make.join(Edge.ARRIVAL, nodes[row, used][inside], begin[inside], 0, from_end=False)
+            end_node[member][op[row, used[inside]]] = begin[inside]
+            outside.append((begin[~inside], start[row, used[~inside]] - low))
+    return outside
+
+
+def _rank_edges(
+    make: _Builder,
+    rank: int,
+    work: RankWork,
+    node: Int64,
+    end: Int64,
+    found: RankCollectives,
+    low: int,
+    thresholds: Thresholds,
+) -> list[tuple[Int64, Int64]]:
+    """Everything that one rank's operations and calls wait for; returns (node, moment) of what lies outside."""
+    lag = launch_lag(work, thresholds)
+    stream, communicator = before_in_group(work.stream), _before_on_communicator(work, found)
+    inside = node != NONE
+    outside = []
+    for kind, before in ((Edge.STREAM, stream), (Edge.COMMUNICATOR, communicator)):
+        both = np.flatnonzero((before != NONE) & inside)
+        gap = np.minimum(work.start[both] - work.end[before[both]], 0)
+        outside.append(_join_ends(make, kind, work, end, node[both], before[both], gap, low))
+    held = operation_waits(work, ready_at(work, lag, [stream, communicator]), thresholds)
+    mine = inside[held.after]
+    outside.append(_join_ends(make, Edge.EVENT, work, end, node[held.after[mine]], held.before[mine], 0, low))
+    used = work.call[inside & (work.call != NONE)]
+    if not len(used):
+        return outside
+    first, last = int(used.min()), int(used.max())
+    calls = np.arange(first, last + 1)
+    start = work.call_start[calls] - low
+    call_node = make.add(Node.CALL, rank, calls, start, np.zeros(len(calls), np.int64))
+    launched = np.flatnonzero(inside & (work.call != NONE))
+    make.join(Edge.LAUNCH, call_node[work.call[launched] - first], node[launched], lag[launched], from_end=False)
+    back = _returns(make, rank, work, end, calls, call_node, low, outside, thresholds)
+    _chain(make, work, calls, call_node, back)
+    outside.append((call_node[:1], start[:1]))
+    return outside
+
+
+def _before_on_communicator(work: RankWork, found: RankCollectives) -> Int64:
+    """The collective before each one on the same communicator, where NCCL names it; NONE else."""
+    before = np.full(len(work), NONE, np.int64)
+    if not len(found.row) or not len(work):
+        return before
+    names = [communicator for communicator, _ in found.group]
+    number = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    of = np.array([number.get(name, NONE) if name is not None else NONE for name in names], np.int64)[found.of]
+    at = np.minimum(np.searchsorted(work.row, found.row), len(work) - 1)
+    there = (of != NONE) & (work.row[at] == found.row)
+    place = before_in_group(of[there])
+    ops = at[there]
+    before[ops] = np.where(place != NONE, ops[np.maximum(place, 0)], NONE)
+    # What overlaps shows that the communicator does not keep them apart.
+    apart = before != NONE
+    apart[apart] = work.end[before[apart]] <= work.start[apart]
+    return np.where(apart, before, NONE)
+
+
+def _join_ends(
+    make: _Builder,
+    kind: Edge,
+    work: RankWork,
+    end: Int64,
+    target: Int64,
+    before: Int64,
+    lag: Int64 | int,
+    low: int,
+) -> tuple[Int64, Int64]:
+    """Edges from the ends of operations; returns (node, moment) for those outside the window."""
+    lag = np.broadcast_to(np.asarray(lag, np.int64), target.shape)
+    inside = end[before] != NONE
+    make.join(kind, end[before[inside]], target[inside], lag[inside], from_end=True)
+    return target[~inside], work.end[before[~inside]] + lag[~inside] - low
+
+
+def _returns(
+    make: _Builder,
+    rank: int,
+    work: RankWork,
+    end: Int64,
+    calls: Int64,
+    call_node: Int64,
+    low: int,
+    outside: list[tuple[Int64, Int64]],
+    thresholds: Thresholds,
+) -> Int64:
+    """Nodes of the returns of calls that wait for the GPU; gives each call's, or NONE."""
+    back = np.full(len(calls), NONE, np.int64)
+    held = host_waits(work, thresholds)
+    waits = np.flatnonzero(work.waits_for[calls] > 0)
+    back[waits] = make.add(
+        Node.RETURN, rank, calls[waits], work.call_end[calls[waits]] - low, np.zeros(len(waits), np.int64)
+    )
+    length = work.call_end[calls[waits]] - work.call_start[calls[waits]]
+    known = np.isin(calls[waits], held.after)
+    least = np.where(known, np.minimum(length, thresholds.replay_launch_ns), length)
+    make.join(Edge.CALL, call_node[waits], back[waits], least, from_end=False)
+    mine = np.flatnonzero((held.after >= calls[0]) & (held.after <= calls[-1]))
+    after, before = held.after[mine], held.before[mine]
+    wake = np.clip(work.call_end[after] - work.end[before], 0, thresholds.replay_launch_ns)
+    outside.append(_join_ends(make, Edge.BLOCKED, work, end, back[after - calls[0]], before, wake, low))
+    return back
+
+
+def _chain(make: _Builder, work: RankWork, calls: Int64, call_node: Int64, back: Int64) -> None:
+    """Each call comes after the one before it, of whatever thread, and what the host did in between.
+
+    Threads hand over to each other, as a training loop does to autograd. After a call that waited for the GPU its
+    thread goes on when that returns, whatever other threads did meanwhile.
+    """
+    if len(calls) < 2:
+        return
+    start, until = work.call_start[calls], work.call_end[calls]
+    previous = np.arange(len(calls)) - 1
+    own = before_in_group(work.call_thread[calls])
+    waited = (own != NONE) & (back[np.maximum(own, 0)] != NONE)
+    waited &= until[np.maximum(own, 0)] >= start[np.maximum(previous, 0)]
+    previous = np.where(waited, own, previous)
+    at = np.flatnonzero(previous >= 0)
+    before = previous[at]
+    returned = (back[before] != NONE) & (work.call_thread[calls[before]] == work.call_thread[calls[at]])
+    for part, source, moment in ((returned, back, until), (~returned, call_node, start)):
+        make.join(
+            Edge.HOST, source[before[part]], call_node[at[part]], start[at[part]] - moment[before[part]], from_end=False
+        )
+
+
+def _finish(
+    make: _Builder,
+    work: Sequence[RankWork],
+    op_node: Sequence[Int64],
+    end_node: Sequence[Int64],
+    arrived: Sequence[tuple[Int64, Int64]],
+    begins: Sequence[Sequence[tuple[Int64, Int64]]],
+    low: int,
+    thresholds: Thresholds,
+) -> Graph:
+    """Put the columns together; what an operation starts later than all it waits for becomes part of the lags."""
+    kind, rank, item, measured, duration = (np.concatenate(column) for column in zip(*make.nodes, strict=True))
+    source, target, edge, from_end, lag = (np.concatenate(column) for column in zip(*make.edges, strict=True))
+    collective = np.zeros(len(kind), np.bool_)
+    collective[source[edge == Edge.ARRIVAL]] = True
+    duration[collective] = 0.0
+    release = np.full(len(kind), NEVER)
+    for node, moment in [*arrived, *(pair for pairs in begins for pair in pairs)]:
+        np.maximum.at(release, node, moment.astype(np.float64))
+    reached = release.copy()
+    np.maximum.at(reached, target, measured[source] + np.where(from_end, duration[source], 0.0) + lag)
+    alone = np.isneginf(reached)
+    release[alone] = reached[alone] = measured[alone]
+    late = measured - reached
+    excess = np.maximum(late - thresholds.replay_lag_ns, 0.0)
+    return Graph(
+        kind=kind,
+        rank=rank,
+        item=item,
+        measured=measured,
+        duration=duration,
+        release=release + np.where(np.isneginf(release), 0.0, late),
+        source=source,
+        target=target,
+        edge=edge,
+        from_end=from_end,
+        lag=lag + late[target],
+        unexplained=excess[target],
+        work=tuple(work),
+        op_node=tuple(op_node),
+        end_node=tuple(end_node),
+        zero_ns=low,
+    )

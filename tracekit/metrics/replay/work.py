@@ -1,0 +1,116 @@
+"""One rank's side of the replayed steps, as columns on one clock: operations, launch calls, synchronising calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.clocks import ClockFit
+from tracekit.timeline import NONE, Process, RankTrack
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+Bool = NDArray[np.bool_]
+
+STREAM_WAIT = 2
+STREAM_SYNC, CONTEXT_SYNC = 3, 4
+HOST_WAITS = (1, STREAM_SYNC, CONTEXT_SYNC)
+"""Types of synchronisation records by which the host waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankWork:
+    """Operations of one rank in a window, by start, and what its host did for them; times in ns on one clock."""
+
+    row: NDArray[np.intp]
+    """(n,) rows in the rank's `Ops`."""
+    start: Int64
+    end: Int64
+    stream: Int64
+    kind: Int8
+    name: Int32
+    grid: Int64
+    call: Int64
+    """(n,) index into the calls below, or NONE."""
+    launched: Int64
+    """(n,) start of the launch call; of an operation without one its own start."""
+    call_start: Int64
+    """(c,) calls that launch one of the operations or make the host wait, by start."""
+    call_end: Int64
+    call_thread: Int64
+    call_name: Int32
+    waits_for: Int8
+    """(c,) type of the synchronisation that the call is (1, 3, 4); 0 for others."""
+    waits_on: Int64
+    """(c,) the stream that a stream synchronisation waits for, else NONE."""
+    wait_at: Int64
+    """(w,) moments at which streams were made to wait for an event, sorted."""
+    wait_stream: Int64
+    """(w,) the streams that wait."""
+    record_at: Int64
+    """Moments at which events were recorded, sorted."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def rank_work(
+    track: RankTrack, process: Process, clock: ClockFit, record_names: Int32, low: int, high: int
+) -> RankWork:
+    """The rank's work that starts in ``[low, high]`` on the reference's clock.
+
+    ``record_names`` are the names of calls that record events.
+    """
+    ops, calls, syncs = track.ops, process.calls, process.syncs
+    start = clock.to_reference(ops.start)
+    row = np.flatnonzero((start >= low) & (start <= high))
+    own_call = ops.call[row].astype(np.int64)
+    launching = np.unique(own_call[own_call != NONE])
+    host_wait = np.isin(syncs.type, HOST_WAITS) & (syncs.call != NONE)
+    first = int(launching[0]) if len(launching) else 0
+    last = int(launching[-1]) if len(launching) else -1
+    kept_sync = np.flatnonzero(host_wait & (syncs.call >= first) & (syncs.call <= last))
+    chosen = np.union1d(launching, syncs.call[kept_sync].astype(np.int64))
+    call_start = clock.to_reference(calls.start[chosen])
+    waits_for, waits_on = np.zeros(len(chosen), np.int8), np.full(len(chosen), NONE, np.int64)
+    at = np.searchsorted(chosen, syncs.call[kept_sync])
+    waits_for[at] = syncs.type[kept_sync]
+    on_stream = syncs.type[kept_sync] == STREAM_SYNC
+    waits_on[at[on_stream]] = syncs.stream[kept_sync][on_stream]
+    stream_wait = np.flatnonzero((syncs.type == STREAM_WAIT) & (syncs.call >= first) & (syncs.call <= last))
+    wait_at = clock.to_reference(calls.start[syncs.call[stream_wait]])
+    order = np.argsort(wait_at, kind="stable")
+    recording = np.flatnonzero(np.isin(calls.name[first : last + 1], record_names)) + first
+    call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
+    return RankWork(
+        row=row,
+        start=start[row],
+        end=clock.to_reference(ops.end[row]),
+        stream=ops.stream[row],
+        kind=ops.kind[row],
+        name=ops.name[row],
+        grid=ops.grid[row],
+        call=call,
+        launched=np.where(call != NONE, np.append(call_start, 0)[call], start[row]),
+        call_start=call_start,
+        call_end=clock.to_reference(calls.end[chosen]),
+        call_thread=calls.thread[chosen],
+        call_name=calls.name[chosen],
+        waits_for=waits_for,
+        waits_on=waits_on,
+        wait_at=wait_at[order],
+        wait_stream=syncs.stream[stream_wait[order]],
+        record_at=clock.to_reference(calls.start[recording]),
+    )
+
+
+def before_in_group(group: Int64) -> Int64:
+    """(n,) the item before each one in its group, in the order given; NONE for each group's first."""
+    order = np.argsort(group, kind="stable")
+    previous = np.full(len(group), NONE, np.int64)
+    same = group[order[1:]] == group[order[:-1]]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
