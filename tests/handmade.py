@@ -209,7 +209,8 @@ def collective_table(timeline, windows, *, world_size=None):
     found = [rank_collectives(timeline, *each, sizes) for each in zip(tracks, covers, windows, strict=True)]
     together = put_together(timeline, tracks, found, covers, DEFAULT, align=True)
     no_steps = [(int64([]), int64([])) for _ in tracks]
-    return collectives(tracks, found, covers, windows, together.matched, no_steps, world_size=world_size)
+    hosts = [track.host or "one host" for track in tracks]
+    return collectives(tracks, found, covers, windows, together.matched, no_steps, hosts, world_size=world_size)
 
 
 def int64(values):

@@ -86,6 +86,8 @@ class Job:
     capture_of: Sequence[int] = ()
     clocks: dict[int, ClockOf] = field(default_factory=dict)
     hosts: Sequence[str | None] = ()
+    gpu: str | None = None
+    """Every rank's device name."""
 
     def __post_init__(self) -> None:
         self.ops = [[] for _ in range(self.ranks)]
@@ -186,7 +188,7 @@ class Job:
             process=rank,
             pid=1000 + rank,
             device=rank % 8,
-            device_name=None,
+            device_name=self.gpu,
             host=self.hosts[rank] if self.hosts else None,
             communicators=tuple(self.communicators[rank]),
             ops=Ops(

@@ -98,7 +98,10 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     ranks = _ranks(timeline, measured, together, verdict, steady)
     windows = [m.window for m in measured]
     chosen = [steady_windows(m.steps, steady) for m in measured]
-    table = collectives(tracks, found, covers, windows, together.matched, chosen, world_size=_world_size(timeline))
+    hosts = [_host(timeline, track) for track in tracks]
+    table = collectives(
+        tracks, found, covers, windows, together.matched, chosen, hosts, world_size=_world_size(timeline)
+    )
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
@@ -110,7 +113,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
             steady=steady,
             collectives=table,
             stragglers=verdict.stragglers,
-            links=links([_host(timeline, t) for t in tracks], tracks, found, together.waits, together.matched),
+            links=links(hosts, tracks, found, together.waits, together.matched),
             stages=stages(tracks, found, verdict.arrivals.peers),
             waits_told=any(bool(np.any(w.wait >= 0)) for w in together.waits),
             not_aligned=_not_aligned(timeline, tracks, together),
@@ -185,7 +188,7 @@ def _ranks(
     for row, (m, fit) in enumerate(zip(measured, together.clocks, strict=True)):
         clock = clock_of(fit, _coarse(timeline, m.track, measured[0].track))
         m = replace(m, steps=with_caused_waits(m.steps, row, verdict, steady))  # noqa: PLW2901
-        ranks.append(rank_result(timeline, m, steady.steps if steady else (), clock))
+        ranks.append(verdict.shown_in(rank_result(timeline, m, steady.steps if steady else (), clock), row))
     return tuple(ranks)
 
 

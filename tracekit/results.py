@@ -99,6 +99,14 @@ class Rank:
     steps_renumbered: bool = False
     """The collectives say that these are other steps of the first rank's than their own marks' numbers say: the numbers
     are the first rank's."""
+    wait_caused_ns: int | None = None
+    """Exposed time a step, mean over ranks, that the others wait for it; None where waiting cannot be told."""
+    caused_share: float | None = None
+    """Share of all exposed waiting that it causes (P)."""
+    last_arrivals_share: float | None = None
+    """Share of collectives where it arrives last (for information)."""
+    compute_ratio: float | None = None
+    """Its compute over the median of the ranks that it is compared with (W); None with one rank."""
     modules: tuple[Module, ...]
     """Costliest first; empty where NVTX tells of none."""
     kernels: int
@@ -138,6 +146,30 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizeClass:
+    """Collectives of one communicator and op whose messages are about as long."""
+
+    at_least_bytes: int
+    """A power of two; messages are of this size or more, and below twice this size."""
+    count: int
+    """Collectives with a known size and transfer time."""
+    bytes: int
+    """Median message: the full tensor."""
+    transfer_ns: int
+    """Median."""
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    """Medians of bytes over transfer time; GB/s."""
+    peak_gbps: float | None
+    """What the GPU's link carries in one direction; None where the link or the GPU is not known."""
+
+    @property
+    def peak_share(self) -> float | None:
+        """Bus bandwidth over the peak; in-network reduction (NVLS) can exceed 1."""
+        return self.busbw_gbps / self.peak_gbps if self.busbw_gbps is not None and self.peak_gbps else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """All collectives of one communicator and op."""
 
@@ -165,6 +197,8 @@ class Collective:
     """Sum over ranks and collectives of the time beyond the transfer."""
     algbw_gbps: float | None
     busbw_gbps: float | None
+    by_size: tuple[SizeClass, ...] = ()
+    """Smallest messages first; () where sizes or transfer times are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

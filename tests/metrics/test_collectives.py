@@ -1,5 +1,8 @@
 """Collectives by communicator and op, on timelines laid out by hand."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import oracle
 import pytest
 from handmade import AUTOGRAD, COMMS, COPIES, MAIN, SIDE, Sketch, collective_table, nccl_payload
@@ -7,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.metrics.accounting import Covers, account
-from tracekit.metrics.collectives import BUS_FACTOR
+from tracekit.metrics.bandwidth import BUS_FACTOR, link_peak, size_classes
 from tracekit.timeline import Kind, Source
 
 KERNEL = {
@@ -446,3 +449,40 @@ def test_a_collective_outside_the_window_does_not_count():
         rank.comm(start, start + 10, stream=COMMS)
     assert table(job, window=(10, 40))["all_reduce"].count == 1
     assert table(job, window=(9, 41))["all_reduce"].count == 3
+
+
+# --- bandwidth by size, and the peak of the link ---
+
+
+def test_size_classes_by_hand():
+    """4, 6 and 7 MiB are one class, 8 MiB - 1 too, 8 MiB is the next; what has no size or time is in none."""
+    mib = 1 << 20
+    moved = np.array([4 * mib, 6 * mib, 7 * mib, 8 * mib - 1, 8 * mib, -1, 5 * mib])
+    transfer = np.array([40_000, 60_000, 140_000, 80_000, 50_000, 9, 0])
+    small, large = size_classes(transfer, moved, 1.5, 300.0)
+    assert (small.at_least_bytes, small.count, small.bytes, small.transfer_ns) == (4 * mib, 4, 6 * mib, 70_000)
+    # bytes a ns: 104.86 three times (once less a bit), and 52.43.
+    assert small.algbw_gbps == pytest.approx(6 * mib / 60_000, rel=1e-6)
+    assert small.busbw_gbps == pytest.approx(1.5 * 6 * mib / 60_000, rel=1e-6)
+    assert small.peak_share == pytest.approx(small.busbw_gbps / 300)
+    assert (large.at_least_bytes, large.count, large.transfer_ns) == (8 * mib, 1, 50_000)
+    assert size_classes(transfer, moved, None, None)[0].busbw_gbps is None
+    assert size_classes(transfer, moved, 1.5, None)[0].peak_share is None
+    assert size_classes(transfer[5:], moved[5:], 1.5, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "peak"),
+    [
+        (["NVIDIA H100 80GB HBM3"] * 4, ["a"] * 4, 450),
+        (["NVIDIA A100-SXM4-80GB"] * 2, ["a"] * 2, 300),
+        (["NVIDIA H100 PCIe"] * 2, ["a"] * 2, None),
+        (["NVIDIA H100 80GB HBM3"] * 4, ["a", "a", "b", "b"], None),
+        (["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"], ["a"] * 2, None),
+        ([None, None], ["a"] * 2, None),
+        (["NVIDIA H100 80GB HBM3"], ["a"], None),
+    ],
+)
+def test_the_peak_is_claimed_only_for_one_known_gpu_on_one_host(devices, hosts, peak):
+    tracks = [SimpleNamespace(device_name=name) for name in devices]
+    assert link_peak(tracks, hosts) == peak

@@ -22,6 +22,7 @@ from tracekit.results import (
     Finding,
     Rank,
     Severity,
+    SizeClass,
     SkippedRule,
     Steady,
     Step,
@@ -286,6 +287,17 @@ def _collectives(job: Job) -> tuple[Collective, ...]:
                 peer_wait_ns=None,
                 algbw_gbps=433.3,
                 busbw_gbps=325.0,
+                by_size=(
+                    SizeClass(
+                        at_least_bytes=1 << 28,
+                        count=len(mine[0]),
+                        bytes=403_000_000,
+                        transfer_ns=930_011,
+                        algbw_gbps=433.3,
+                        busbw_gbps=325.0,
+                        peak_gbps=450.0,
+                    ),
+                ),
             )
         )
     return tuple(sorted(found, key=lambda c: -c.exposed_ns))

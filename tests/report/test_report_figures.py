@@ -10,8 +10,8 @@ import pytest
 from builders import MS, by_hand, make_analysis, many_waiting, simulate, straggler, waiting_by_hand
 from plotly.offline import get_plotlyjs_version
 
-from tracekit.report.details import collective_rows
-from tracekit.report.figures import MAX_BARS, collectives_figure, heat_figure, steps_figure
+from tracekit.report.details import collective_rows, size_rows
+from tracekit.report.figures import MAX_BARS, bandwidth_figure, collectives_figure, heat_figure, steps_figure
 from tracekit.report.heat import HeatMaps, heat_maps
 from tracekit.report.palette import STATIC
 from tracekit.report.words import Scale
@@ -50,12 +50,23 @@ def test_collectives_counted_by_hand() -> None:
     assert figure["layout"]["yaxis"]["ticktext"] == ["all-gather 0x5f1c0d7e"]
 
 
+def test_bandwidth_by_size() -> None:
+    rows = size_rows(make_analysis(by_hand()))
+    figure = bandwidth_figure(rows)
+    assert figure
+    assert traces(figure)["comm"]["x"] == [325.0]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["all-gather 0x5f1c 403 MB"]
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [450.0]
+    assert bandwidth_figure([]) is None
+
+
 def test_plotly_accepts_every_attribute() -> None:
     analysis = make_analysis(simulate())
     maps = maps_of(waiting_by_hand())
     for figure in (
         steps_figure(analysis, MILLISECONDS),
         collectives_figure(collective_rows(analysis)),
+        bandwidth_figure(size_rows(analysis)),
         heat_figure(maps, maps.waited, MILLISECONDS),
     ):
         assert figure

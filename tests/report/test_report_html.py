@@ -282,7 +282,9 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_waits_are_tables_too() -> None:
     clock = Clock(offset_ns=5_000_000, drift_ppm=50.0, uncertainty_ns=1_200, method="collectives")
     analysis = waiting_by_hand(stragglers=(straggler(1),))
-    ranks = (analysis.ranks[0], replace(analysis.ranks[1], host="node7", clock=clock))
+    first = replace(analysis.ranks[0], wait_caused_ns=1_250_000, caused_share=1 / 7, last_arrivals_share=0.2)
+    second = replace(analysis.ranks[1], host="node7", clock=clock, wait_caused_ns=7_500_000, caused_share=6 / 7)
+    ranks = (replace(first, compute_ratio=0.75), replace(second, compute_ratio=1.21, last_arrivals_share=0.9))
     page = page_of(by_hand(), replace(analysis, ranks=ranks))
     assert ["0", "25.0", "20.0", "10.0"] in page.rows
     assert ["1", "12.5", "10.0", "5.0"] in page.rows
@@ -295,8 +297,8 @@ def test_waits_are_tables_too() -> None:
         "0.25",
         "1.2",
         "14 %",
-        "–",
-        "–",
+        "0.75×",
+        "20 %",
         "",
         "0 ns",
         "–",
@@ -323,7 +325,7 @@ def test_waits_are_tables_too() -> None:
         in page.flat
     )
     assert "Rank 1slow" in page.flat
-    assert page.block("figures-data").keys() == {"steps", "collectives", "waits", "arrivals"}
+    assert page.block("figures-data").keys() == {"bandwidth", "steps", "collectives", "waits", "arrivals"}
 
 
 def test_maps_that_cannot_be_drawn_say_why() -> None:

@@ -249,6 +249,24 @@ def test_lists_are_short_until_asked() -> None:
     assert "op-8" in plain(analysis, verbose=True)
 
 
+def test_bandwidth_by_size_when_verbose() -> None:
+    text = plain(make_analysis(by_hand()), verbose=True)
+    assert re.search(r"^Bandwidth by size +size +count +transfer +bus GB/s +of peak$", text, re.MULTILINE)
+    assert re.search(r"all-gather 0x5f1c.* 403 MB +\d+ +930\.0 µs +325 +72 % of 450$", text, re.MULTILINE)
+    assert "Bandwidth by size" not in plain(make_analysis(by_hand()))
+
+
+def test_what_the_verdict_rests_on_when_verbose() -> None:
+    """Figures of every rank, and not only of those with a verdict."""
+    analysis = make_analysis(by_hand())
+    ranks = [
+        replace(rank, wait_caused_ns=i * MS, caused_share=float(i), last_arrivals_share=0.25, compute_ratio=1 + i / 10)
+        for i, rank in enumerate(analysis.ranks)
+    ]
+    text = plain(replace(analysis, ranks=tuple(ranks)), verbose=True)
+    assert re.search(r"^  1 +\S+ +\S+ +1\.0 +100 % +1\.10× +25 %$", text, re.MULTILINE)
+
+
 def test_evidence_and_advice_when_verbose() -> None:
     text = plain(make_analysis(simulate(), findings=some_findings()), verbose=True)
     assert "  · same kernel and grid, rank 2 over peers: 1.22 × (threshold 1.05 ×)\n" in text

@@ -246,6 +246,16 @@ def test_tk207_a_slow_link():
     assert "a and b" in found.fix
 
 
+def test_tk207_states_the_peak_where_the_link_is_known():
+    """Across hosts it is not; on one host of H100s it is NVLink's 450 GB/s in one direction."""
+    job = pairs(lambda pair, _: (300 if pair == 2 else 100) * US, hosts=["a"] * 8)
+    assert "NVLink peak, one direction" not in {e.metric for e in the("TK207", job).evidence}
+    job.gpu = "NVIDIA H100 80GB HBM3"
+    assert value(the("TK207", job), "NVLink peak, one direction") == 450
+    job.hosts = HOSTS
+    assert "NVLink peak, one direction" not in {e.metric for e in the("TK207", job).evidence}
+
+
 @pytest.mark.parametrize(
     ("why", "transfer", "facts"),
     [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.intervals import Cover, subtract, union
 from tracekit.metrics.accounting import Covers
+from tracekit.metrics.bandwidth import BUS_FACTOR, bandwidth, link_peak, size_classes
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import Matched
 from tracekit.metrics.waits import start_up, transfer_of
@@ -16,16 +17,6 @@ from tracekit.results import Collective
 from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]
-
-BUS_FACTOR: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda _: 1.0,
-    "reduce": lambda _: 1.0,
-}
-"""busbw = algbw × factor, as nccl-tests defines it (its doc/PERFORMANCE.md)."""
 
 
 def collectives(
@@ -35,12 +26,14 @@ def collectives(
     windows: Sequence[tuple[int, int]],
     matched: Sequence[Matched],
     steady: Sequence[tuple[Int64, Int64]],
+    hosts: Sequence[str],
     *,
     world_size: int | None,
 ) -> tuple[Collective, ...]:
     """All ranks' collectives by (communicator, op), most exposed time first.
 
-    ``windows`` is what each rank's figures are for, ``steady`` the starts and ends of its steady steps.
+    ``windows`` is what each rank's figures are for, ``steady`` the starts and ends of its steady steps, ``hosts`` names
+    its host.
     """
     keys = sorted({key for each in found for key in each.group}, key=lambda key: (key[0] or "", key[1]))
     sizes = {f"{c:#018x}": size for track in tracks for c, size, _ in track.communicators}
@@ -48,7 +41,7 @@ def collectives(
     for key in keys:
         kinds = [kind for kind in matched if (kind.communicator, kind.op) == key]
         size = sizes.get(key[0] or "", world_size if key[0] is None else None)
-        rows.append(_collective(key, tracks, found, covers, windows, kinds, steady, size))
+        rows.append(_collective(key, tracks, found, covers, windows, kinds, steady, hosts, size))
     return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, -row.comm_ns, row.op)))
 
 
@@ -60,6 +53,7 @@ def _collective(
     windows: Sequence[tuple[int, int]],
     kinds: Sequence[Matched],
     steady: Sequence[tuple[Int64, Int64]],
+    hosts: Sequence[str],
     size: int | None,
 ) -> Collective:
     comm = overlapped = exposed = in_steps = count = 0
@@ -86,10 +80,13 @@ def _collective(
     # A size that occurs, not the mean of two.
     full_bytes = int(np.percentile(known, 50, method="lower")) if len(known) and len(known) == len(full) else None
     transfer, moved, wait = _told(kinds, found, size)
-    algbw = _bandwidth(transfer, moved) if full_bytes is not None else None
-    factor = BUS_FACTOR.get(key[1])
+    algbw = bandwidth(transfer, moved) if full_bytes is not None else None
     rank_steps = sum(len(start) for start, _ in steady)
     ranks_in_it = size or (len(ranks) if len(transfer) else None)
+    scale = BUS_FACTOR.get(key[1])
+    factor = scale(ranks_in_it) if scale and ranks_in_it else None
+    members = [member for kind in kinds for member in kind.members]
+    peak = link_peak([tracks[m] for m in members], [hosts[m] for m in members])
     return Collective(
         communicator=key[0],
         op=key[1],
@@ -104,7 +101,8 @@ def _collective(
         transfer_ns=round(float(np.median(transfer))) if len(transfer) else None,
         peer_wait_ns=wait if len(transfer) else None,
         algbw_gbps=algbw,
-        busbw_gbps=algbw * factor(ranks_in_it) if algbw is not None and factor and ranks_in_it else None,
+        busbw_gbps=algbw * factor if algbw is not None and factor else None,
+        by_size=size_classes(transfer, moved, factor, peak) if full_bytes is not None else (),
     )
 
 
@@ -124,12 +122,6 @@ def _told(kinds: Sequence[Matched], found: Sequence[RankCollectives], size: int 
         moved.append(found[kind.members[0]].full_bytes[kind.index[0, told]])
         wait += int((durations[:, told] - transfer[told]).sum())
     return np.concatenate(transfers), np.concatenate(moved), wait
-
-
-def _bandwidth(transfer: Int64, moved: Int64) -> float | None:
-    """Median of bytes over transfer time; bytes a ns are GB/s."""
-    real = (transfer > 0) & (moved > 0)
-    return float(np.median(moved[real] / transfer[real])) if real.any() else None
 
 
 def _only(values: Iterable[str | None]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.collectives import BUS_FACTOR
+from tracekit.metrics.bandwidth import BUS_FACTOR, link_peak
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
 from tracekit.metrics.waits import RankWaits, start_up, transfer_of
@@ -31,6 +31,8 @@ class Link:
     """Median."""
     transfer_p95_ns: int
     busbw_gbps: float | None
+    peak_gbps: float | None
+    """What the GPUs' NVLinks carry in one direction, where all ranks are on one host and the GPU is known."""
     wait_share: float
     """Mean wait of a rank over the mean transfer."""
     exposed_transfer_ns: int
@@ -91,6 +93,7 @@ def _link(
         transfer_ns=round(median),
         transfer_p95_ns=round(float(np.percentile(own, 95))),
         busbw_gbps=size / median * factor if size != NONE and median else None,
+        peak_gbps=link_peak([tracks[m] for m in kind.members], [hosts[m] for m in kind.members]),
         wait_share=float(wait.mean() / own.mean()) if own.any() else 0.0,
         exposed_transfer_ns=max(exposed, 0),
         unmatched=unmatched,

@@ -27,7 +27,7 @@ from tracekit.metrics.numbering import OwnSteps, common_numbers
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
 from tracekit.metrics.waits import RankWaits, rank_waits
-from tracekit.results import Clock, Steady, Step, Straggler
+from tracekit.results import Clock, Rank, Steady, Step, Straggler
 from tracekit.timeline import RankTrack, Timeline
 
 Int64 = NDArray[np.int64]
@@ -177,6 +177,21 @@ class Blame:
     """Of the one rank that the verdict is about; None where ranks take turns, or nobody stands out."""
     ranks_in_step: NDArray[np.int64]
     """(steps,) how many ranks have each step."""
+    wait_caused_ns: tuple[int, ...]
+    """By rank: exposed time a step, mean over ranks, that the others wait for it."""
+
+    def shown_in(self, rank: Rank, row: int) -> Rank:
+        """The rank in ``row`` with what the verdict rests on, whether or not it is about this rank."""
+        several = len(self.suspicion.compute_ratio) > 1
+        rank = replace(rank, compute_ratio=self.suspicion.compute_ratio[row] if several else None)
+        if not self.arrivals.last.any():
+            return rank
+        return replace(
+            rank,
+            wait_caused_ns=self.wait_caused_ns[row],
+            caused_share=self.suspicion.caused_share[row],
+            last_arrivals_share=self.suspicion.last_share[row],
+        )
 
 
 def _held_by_all(by_rank: Sequence[Sequence[Step]], numbers: Sequence[int]) -> tuple[int, ...]:
@@ -231,12 +246,12 @@ def blame(
     elif verdict == "rotating":
         cause = why_rotating(counted, matrix, thresholds)
     rows = suspicion.ranks if cause != SILENT else ()
-    windows_counted = len(accounts or tracks)
+    wait_caused = np.rint(counted.caused.sum(axis=1) / len(accounts or tracks)).astype(np.int64).tolist()
     stragglers = [
         Straggler(
             rank=tracks[row].rank,
             verdict=verdict,
-            wait_caused_ns=round(float(counted.caused[row].sum()) / windows_counted),
+            wait_caused_ns=wait_caused[row],
             last_arrivals_share=suspicion.last_share[row],
             caused_share=suspicion.caused_share[row],
             compute_ratio=suspicion.compute_ratio[row],
@@ -254,5 +269,6 @@ def blame(
         arrivals=sums,
         stragglers=tuple(stragglers),
         lateness=lateness if rows else None,
+        wait_caused_ns=tuple(wait_caused),
         ranks_in_step=np.array([held[number] for number in order], np.int64),
     )

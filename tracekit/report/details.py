@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracekit.report.words import Scale, clean, duration, ratio, share
+from tracekit.report.words import Scale, clean, duration, ratio, share, size
 from tracekit.results import Analysis, Evidence
 
 
@@ -26,6 +26,47 @@ class CollectiveRow:
     overlap_ratio: float | None
     busbw: str | None
     """GB/s without the unit; None where bytes or transfer time are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """The collectives of one communicator and op with messages of about one size, as they are shown."""
+
+    op: str
+    communicator: str | None
+    size: str
+    """The median message."""
+    count: int
+    transfer: str
+    busbw: str
+    """GB/s without the unit; a dash where the op has none."""
+    peak: str
+    """Share of the link's peak, and the peak; a dash where it is not known."""
+    busbw_gbps: float | None
+    peak_gbps: float | None
+
+
+def size_rows(analysis: Analysis) -> list[SizeRow]:
+    """Return all size classes, collectives in their order, smallest messages first."""
+    return [
+        SizeRow(
+            op=clean(c.op, 40).replace("_", "-"),
+            communicator=clean(c.communicator, 40) if c.communicator else None,
+            size=size(each.bytes),
+            count=each.count,
+            transfer=duration(each.transfer_ns),
+            busbw="–" if each.busbw_gbps is None else _gbps(each.busbw_gbps),
+            peak="–" if each.peak_share is None else f"{share(each.peak_share, 1)} of {each.peak_gbps:.0f}",
+            busbw_gbps=each.busbw_gbps,
+            peak_gbps=each.peak_gbps,
+        )
+        for c in analysis.collectives
+        for each in c.by_size
+    ]
+
+
+def _gbps(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
@@ -51,11 +92,7 @@ def collective_rows(analysis: Analysis) -> list[CollectiveRow]:
             comm=duration(c.comm_ns / ranks),
             scale=scale,
             overlap_ratio=c.overlap_ratio,
-            busbw=None
-            if c.busbw_gbps is None
-            else f"{c.busbw_gbps:.1f}"
-            if c.busbw_gbps < 10
-            else f"{c.busbw_gbps:.0f}",
+            busbw=None if c.busbw_gbps is None else _gbps(c.busbw_gbps),
         )
         for c, ns in zip(analysis.collectives, exposed, strict=True)
     ]

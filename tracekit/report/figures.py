@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracekit.report.causes import FAMILIES
-from tracekit.report.details import CollectiveRow
+from tracekit.report.details import CollectiveRow, SizeRow
 from tracekit.report.heat import HeatMaps
 from tracekit.report.palette import palette
 from tracekit.report.summary import families_of
@@ -19,6 +19,7 @@ from tracekit.results import Analysis, Step
 MAX_BARS = 240
 """More steps than this are drawn as means of neighbouring steps."""
 MAX_COLLECTIVES = 12
+MAX_SIZES = 16
 MAX_NUMBERED_COLUMNS, MAX_NUMBERED_ROWS = 12, 32
 """Larger heat maps have no numbers in their cells: they would not fit."""
 _ROW_PX = {True: 24, False: 12}
@@ -74,6 +75,31 @@ def collectives_figure(rows: list[CollectiveRow]) -> Figure | None:
     layout = _layout(xaxis_title=f"{scale.unit} exposed", yaxis_title=None)
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
     layout["yaxis"] |= {"tickmode": "array", "tickvals": [str(i) for i in range(len(shown))], "ticktext": labels}
+    return {"data": [trace], "layout": layout}
+
+
+def bandwidth_figure(rows: Sequence[SizeRow]) -> Figure | None:
+    """Return bus bandwidth by collective and size, peaks of links dashed; None where none is known."""
+    shown = [row for row in rows if row.busbw_gbps is not None][:MAX_SIZES]
+    if not shown:
+        return None
+    values = [round(row.busbw_gbps or 0.0, 3) for row in shown]
+    places = [str(i) for i in range(len(shown))]
+    trace = _bars("comm", "bus bandwidth", x=values, y=places, unit="GB/s")
+    trace["orientation"] = "h"
+    trace["hovertemplate"] = "%{x:.1f} GB/s<extra></extra>"
+    trace["showlegend"] = False
+    layout = _layout(xaxis_title="GB/s", yaxis_title=None)
+    labels = [
+        f"{row.op} {row.communicator[:6] if row.communicator else ''} {row.size}".replace("  ", " ") for row in shown
+    ]
+    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
+    layout["yaxis"] |= {"tickmode": "array", "tickvals": places, "ticktext": labels}
+    peaks = sorted({row.peak_gbps for row in shown if row.peak_gbps})
+    line = {"color": palette()["light"]["ink3"], "width": 1, "dash": "dash"}
+    layout["shapes"] = [
+        {"type": "line", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line} for x in peaks
+    ]
     return {"data": [trace], "layout": layout}
 
 

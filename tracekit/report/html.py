@@ -16,7 +16,7 @@ from tracekit._version import __version__
 from tracekit.report import details, picture, words
 from tracekit.report.accounts import account_tables
 from tracekit.report.causes import FAMILIES
-from tracekit.report.figures import collectives_figure, heat_figure, steps_figure
+from tracekit.report.figures import bandwidth_figure, collectives_figure, heat_figure, steps_figure
 from tracekit.report.files import write_whole
 from tracekit.report.heat import heat_maps
 from tracekit.report.palette import STATIC, stylesheet
@@ -51,11 +51,13 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
     summary = summarise(analysis)
     scene = make_scene(analysis, timeline, summary, max_events)
     rows = details.collective_rows(analysis)
+    sizes = details.size_rows(analysis)
     maps = heat_maps(analysis, max_rows=MAX_HEAT_ROWS, max_columns=MAX_HEAT_COLUMNS)
     waits = wait_views(analysis, maps, summary.scale)
     figures = {
         "steps": steps_figure(analysis, summary.scale),
         "collectives": collectives_figure(rows),
+        "bandwidth": bandwidth_figure(sizes),
         **{view.key: heat_figure(maps, view.cells, summary.scale) for view in waits if maps and view.cells},
     }
     plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8") if any(figures.values()) else None
@@ -80,6 +82,7 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         streams=picture.stream_rows(scene) if scene else (),
         bubbles=picture.bubble_rows(scene) if scene else (),
         collectives=rows,
+        sizes=sizes,
         unknowns=details.unknowns(analysis),
         accounts=account_tables(analysis),
     )

@@ -174,6 +174,10 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "step_source": rank.step_source,
         "steps": [_step(step) for step in rank.steps],
         "steps_renumbered": rank.steps_renumbered,
+        "wait_caused_ns": rank.wait_caused_ns,
+        "caused_share": rank.caused_share,
+        "last_arrivals_share": rank.last_arrivals_share,
+        "compute_ratio": rank.compute_ratio,
         "modules": [{"module": row.module, **_account(row.account)} for row in rank.modules],
     }
 
@@ -246,6 +250,19 @@ def _collective(row: Collective) -> dict[str, Any]:
         "peer_wait_ns": row.peer_wait_ns,
         "algbw_gbps": row.algbw_gbps,
         "busbw_gbps": row.busbw_gbps,
+        "by_size": [
+            {
+                "at_least_bytes": each.at_least_bytes,
+                "count": each.count,
+                "bytes": each.bytes,
+                "transfer_ns": each.transfer_ns,
+                "algbw_gbps": each.algbw_gbps,
+                "busbw_gbps": each.busbw_gbps,
+                "peak_gbps": each.peak_gbps,
+                "peak_share": each.peak_share,
+            }
+            for each in row.by_size
+        ],
     }
 
 

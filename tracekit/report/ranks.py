@@ -48,23 +48,13 @@ class RankTable:
 def rank_rows(analysis: Analysis, scale: Scale) -> RankTable:
     """Return the table, in order of rank."""
     blamed = {straggler.rank: straggler for straggler in analysis.stragglers}
-    caused = {rank.rank: _caused_ns(analysis, rank) for rank in analysis.ranks}
-    everything = sum(ns for ns in caused.values() if ns is not None)
     told = bool(told_steps(analysis))
     ranks = sorted(analysis.ranks, key=lambda rank: rank.rank)
     return RankTable(
-        rows=tuple(
-            _row(analysis, rank, scale, blamed.get(rank.rank), caused[rank.rank], everything, told)
-            for rank in ranks[:MAX_ROWS]
-        ),
+        rows=tuple(_row(analysis, rank, scale, blamed.get(rank.rank), told) for rank in ranks[:MAX_ROWS]),
         left_out=max(0, len(ranks) - MAX_ROWS),
         clocks_ns=max((rank.clock.uncertainty_ns or 0 for rank in ranks), default=0),
     )
-
-
-def _caused_ns(analysis: Analysis, rank: Rank) -> float | None:
-    known = [s.caused_wait_ns for s in steady_steps(analysis, rank) if s.caused_wait_ns is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _row(
@@ -72,8 +62,6 @@ def _row(
     rank: Rank,
     scale: Scale,
     straggler: Straggler | None,
-    caused_ns: float | None,
-    everything_ns: float,
     told: bool,
 ) -> RankRow:
     steps = steady_steps(analysis, rank)
@@ -87,10 +75,10 @@ def _row(
         compute=scale.format(account.compute_ns / over) if account else _UNKNOWN,
         waits=scale.format(waited_ns) if told and steps else _UNKNOWN,
         overlap=ratio(account.overlap_ratio if account else None),
-        caused=_UNKNOWN if caused_ns is None else scale.format(caused_ns),
-        caused_share=_UNKNOWN if caused_ns is None or not everything_ns else share(caused_ns, everything_ns),
-        compute_ratio=f"{straggler.compute_ratio:.2f}×" if straggler else _UNKNOWN,
-        last=share(straggler.last_arrivals_share, 1) if straggler else _UNKNOWN,
+        caused=_UNKNOWN if rank.wait_caused_ns is None else scale.format(rank.wait_caused_ns),
+        caused_share=_UNKNOWN if rank.caused_share is None else share(rank.caused_share, 1),
+        compute_ratio=_UNKNOWN if rank.compute_ratio is None else f"{rank.compute_ratio:.2f}×",
+        last=_UNKNOWN if rank.last_arrivals_share is None else share(rank.last_arrivals_share, 1),
         verdict=_verdict(straggler) if straggler else "",
         offset=_offset(clock),
         drift=_UNKNOWN if clock.drift_ppm is None else f"{clock.drift_ppm:.2f}",

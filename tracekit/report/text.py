@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -14,6 +14,7 @@ from tracekit.report.causes import FAMILIES, Family
 from tracekit.report.details import collective_rows, evidence_text, unknowns
 from tracekit.report.heat_text import heat_lines
 from tracekit.report.summary import Bar, Summary, summarise
+from tracekit.report.tables_text import fitted, rank_lines, size_lines
 from tracekit.report.verdict import UNDECIDED
 from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
 from tracekit.results import Analysis, Finding, Severity
@@ -40,7 +41,9 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
         _identity(analysis, summary, width),
         _bars(summary, width, unicode),
         heat_lines(analysis, summary.scale, width, unicode) if verbose else (),
+        rank_lines(analysis, summary.scale, width) if verbose else (),
         _collectives(analysis, width, verbose),
+        size_lines(analysis, width) if verbose else (),
         _findings(analysis, summary, width, verbose),
         _unknown(analysis, width, verbose),
         _warnings(analysis, width, verbose),
@@ -189,14 +192,10 @@ def _collectives(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text
     shown = rows if verbose else rows[:_SHORT_LIST]
     for row in shown:
         cells = [str(row.count), row.exposed, ratio(row.overlap_ratio), row.busbw or "–"][: len(heads)]
-        name = "  " + _fit(f"{row.op} {row.communicator or ''}".rstrip(), first - 3)
+        name = "  " + fitted(f"{row.op} {row.communicator or ''}".rstrip(), first - 3)
         yield Text.assemble(set_cell_size(name, first), _cells(cells, widths))
     if len(shown) < len(rows):
         yield Text(f"  {len(rows) - len(shown)} more with --verbose", style="dim")
-
-
-def _fit(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def _findings(analysis: Analysis, summary: Summary, width: int, verbose: bool) -> Iterator[Text]:

@@ -112,6 +112,7 @@ class SlowLink:
                     threshold=context.thresholds.slow_link_ratio,
                 ),
                 Evidence(metric="bus bandwidth", value=round(worst.busbw_gbps or 0.0, 2), unit="GB/s"),
+                *_peak(worst),
                 Evidence(
                     metric="waiting over transfer",
                     value=round(worst.wait_share, 4),
@@ -124,6 +125,12 @@ class SlowLink:
                 "NIC's counters; check that GPU and NIC are on one PCIe switch (nvidia-smi topo -m)."
             ),
         )
+
+
+def _peak(link: Link) -> Iterable[Evidence]:
+    """The peak of the link, where the GPU and the way between the ranks are known."""
+    if link.peak_gbps:
+        yield Evidence(metric="NVLink peak, one direction", value=link.peak_gbps, unit="GB/s")
 
 
 def _excess(link: Link, ratio: float) -> int:
