@@ -11,9 +11,10 @@ import numpy as np
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import NoGpuWorkError, UsageError
 from tracekit.metrics.activity import Activity
-from tracekit.metrics.bubbles import Bubbles, BubbleWindows, bubbles_of, with_causes
+from tracekit.metrics.bubbles import BubbleWindows, Lost, bubbles_of, with_causes
 from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
+from tracekit.metrics.exposure import exposure_causes
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
@@ -87,9 +88,10 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
     measured = with_common_numbers(measured, together)
-    activity = [_activity(timeline, m) for m in measured]
-    bubbles = [_bubbles(*each, options.thresholds) for each in zip(measured, activity, together.waits, strict=True)]
-    measured = [replace(m, steps=with_causes(m.steps, own)) for m, own in zip(measured, bubbles, strict=True)]
+    views = tuple(
+        _view(timeline, m, waits, options.thresholds) for m, waits in zip(measured, together.waits, strict=True)
+    )
+    measured = [replace(m, steps=with_causes(m.steps, v.bubbles)) for m, v in zip(measured, views, strict=True)]
     measured = _picked_steps(measured, options)
     steady = steady_steps(
         [m.steps for m in measured], options.thresholds, options.skip_warmup, all_of_them=options.steps is not None
@@ -106,7 +108,6 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
     if options.rules:
-        views = tuple(_view(timeline, *each) for each in zip(measured, activity, bubbles, strict=True))
         context = Context(
             timeline=timeline,
             ranks=ranks,
@@ -136,11 +137,6 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     )
 
 
-def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
-    process = timeline.processes[m.track.process]
-    return Activity.of(process, m.track.ops, timeline.names, m.words, speaker(timeline, m.track, m.marks, m.words))
-
-
 def _replayed(
     timeline: Timeline,
     measured: Sequence[RankMeasures],
@@ -160,25 +156,26 @@ def _replayed(
     return replay_result(steps, predictions), with_gains(findings, gains)
 
 
-def _bubbles(m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds) -> Bubbles:
-    ops = m.track.ops
-    bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
-    return with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
-
-
-def _view(timeline: Timeline, m: RankMeasures, activity: Activity, bubbles: Bubbles) -> RankView:
+def _view(timeline: Timeline, m: RankMeasures, waits: RankWaits, thresholds: Thresholds) -> RankView:
+    """The rank's operations row by row, with its bubbles and their causes."""
     process = timeline.processes[m.track.process]
-    return RankView(
+    speaks = speaker(timeline, m.track, m.marks, m.words)
+    activity = Activity.of(process, m.track.ops, timeline.names, m.words, speaks)
+    bubbles = bubbles_of(m.track.ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+    view = RankView(
         rank=m.track.rank,
+        names=timeline.names,
         ops=m.track.ops,
         process=process,
         covers=m.covers,
         main_stream=m.stream,
         collectives=m.collectives,
-        labels=label_ops(m.track.ops, process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words)),
-        bubbles=bubbles,
+        labels=label_ops(m.track.ops, process, m.words, m.marks, speaks),
+        bubbles=with_host_causes(bubbles, m.track.ops, activity, m.words, m.marks, thresholds),
         activity=activity,
     )
+    causes = exposure_causes(view, thresholds)
+    return replace(view, bubbles=view.bubbles.with_causes(Lost.EXPOSED_COMM, causes))
 
 
 def _ranks(

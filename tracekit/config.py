@@ -81,6 +81,26 @@ class Thresholds:
     """† Steps are replayed together up to this many operations over all ranks, which takes about two seconds."""
     replay_steps: int = 10
     """† More steps than this are not replayed together."""
+    handover_ns: int = 5_000
+    """† What starts this soon after something else ended was waiting for it."""
+    kernel_gap_ns: int = 5_000
+    """† A shorter gap between two kernels is the time that starting a kernel takes."""
+    compute_stream_share: float = 0.1
+    """† A stream with this share of a rank's compute is a compute stream."""
+    first_gather_work_share: float = 0.01
+    """† Compute of a step launched ahead of its first gather, up to this share, is preparation of the input."""
+    rate_limiter_ns: int = 50_000
+    """† A gather launched this soon after its thread had waited for an event was held back by it."""
+    queued_gathers: int = 3
+    """† So many gathers that start when a reduction ends are no coincidence."""
+    blocking_reductions: int = 2
+    """† So many reductions that hold up the compute behind them are no coincidence."""
+    launch_order_share: float = 0.01
+    """† Up to this share of operations may start out of the order of launch where order of launch rules."""
+    latency_bound_ns: int = 50_000
+    """† A collective shorter than this is mostly latency."""
+    latency_bound_count: int = 20
+    """† From so many short collectives of one kind in a step on, wrapping larger units is worth trying."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
     still_ns: int = 1_000_000_000

@@ -37,14 +37,21 @@ class Lost(IntEnum):
 EXPOSED_COMM_CAUSES = (
     "start_up",
     "peer_wait",
+    "rate_limiter",
     "no_prefetch",
     "queued_behind_comm",
     "launched_late",
     "first_gather",
+    "microbatch_reduce",
     "last_reduce",
     "optimizer_phase",
     "on_compute_stream",
+    "launch_order",
+    "serialized",
+    "latency_bound",
     "bandwidth",
+    "host_late",
+    "between_kernels",
     "unknown",
 )
 EXPOSED_COPY_CAUSES = ("offload", "input", "pageable", "unknown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,8 @@ class RankView:
     """What one rank did, for rules that look at single operations."""
 
     rank: int
+    names: Sequence[str]
+    """`Timeline.names`."""
     ops: Ops
     process: Process
     covers: Covers

@@ -34,13 +34,19 @@ FAMILIES = (
 _EXPOSED_COMM = {
     "start_up": "wait",
     "peer_wait": "wait",
+    "rate_limiter": "host",
     "no_prefetch": "order",
     "queued_behind_comm": "order",
     "launched_late": "order",
     "first_gather": "order",
+    "microbatch_reduce": "order",
     "last_reduce": "order",
     "optimizer_phase": "order",
     "on_compute_stream": "order",
+    "launch_order": "order",
+    "serialized": "order",
+    "host_late": "host",
+    "between_kernels": "host",
 }
 _IDLE = {
     "launch_latency": "host",
