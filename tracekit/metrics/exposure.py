@@ -107,7 +107,7 @@ class Surroundings:
         return cls(
             running=running,
             after_compute=np.where(running, 0, start - _latest(view.covers.compute.end, start + tick)),
-            issued_after=_launch_of(view, np.where(previous >= 0, work.row[previous], NONE)),
+            issued_after=_launch_of(view, np.append(work.row, NONE)[previous]),  # -1: none
             blocking=~running & (starts >= end - tick),
             next_work=np.where(after == NEVER, NEVER, after - end),
             stream_free=_since_stream_was_busy(view),
