@@ -4,8 +4,9 @@
     python benchmarks/generate.py big.sqlite --kernels 5_000_000 --processes 2
 
 One process is one rank with one GPU; the kernels are shared out among the processes. Each kernel has its launch row. Of
-the kernels 5 % are NCCL's, on a stream of their own. NVTX names steps, phases and layers, and a step copies its input
-once. The same arguments give the same rows. Times are ns.
+the kernels 5 % are NCCL's, on a stream of their own: all ranks leave a collective together, and arrive at it up to
+ARRIVALS_NS apart. NVTX names steps, phases and layers, and a step copies its input once. The same arguments give the
+same rows. Times are ns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ COMPUTE_STREAM, COPY_STREAM, NCCL_STREAM = 7, 14, 22
 FIRST_NS = 50_000_000
 LAUNCHED_AHEAD_NS = 100_000
 BETWEEN_STEPS_NS = 60_000
+ARRIVALS_NS = 40_000
+CLOCKS_APART_NS = 1_234_567
 SEED = 20_231_204
 PUSH_POP_RANGE = 59
 HOST_TO_DEVICE, PINNED, ON_DEVICE = 1, 1, 2
@@ -120,13 +123,17 @@ def lay_out(count: int, random: np.random.Generator) -> tuple[Ints, Ints, Ints, 
     return launch, start, start + length, nccl
 
 
-def add_process(connection: sqlite3.Connection, strings: Strings, rank: int, kernels: int) -> int:
-    """Insert all rows of one process; return the end of its last kernel."""
+def add_process(
+    connection: sqlite3.Connection, strings: Strings, rank: int, kernels: int, *, device: int, clock_ns: int
+) -> int:
+    """Insert all rows of one process, ``clock_ns`` later than the job's clock; return the end of its last kernel."""
     random = np.random.default_rng(SEED + rank)
     pid = 4_000 + 10 * rank
     global_pid = 1 << 48 | pid << 24
     thread = global_pid | pid
-    launch, start, end, nccl = lay_out(kernels, random)
+    launch, start, end, nccl = lay_out(kernels, np.random.default_rng(SEED))
+    launch, start, end = launch + clock_ns, start + clock_ns, end + clock_ns
+    start[nccl] += random.integers(0, ARRIVALS_NS, int(nccl.sum()))
     ordinal = np.arange(kernels)
     compute_names, nccl_names = (np.array([strings.id(n) for n in names]) for names in (COMPUTE_NAMES, NCCL_NAMES))
     name = np.where(
@@ -140,7 +147,7 @@ def add_process(connection: sqlite3.Connection, strings: Strings, rank: int, ker
         kernels,
         start=start[order],
         end=end[order],
-        deviceId=rank,
+        deviceId=device,
         contextId=1,
         streamId=np.where(nccl, NCCL_STREAM, COMPUTE_STREAM)[order],
         correlationId=correlation[order],
@@ -174,18 +181,20 @@ def add_process(connection: sqlite3.Connection, strings: Strings, rank: int, ker
         returnValue=0,
     )
     step_starts = launch[::KERNELS_PER_STEP] - 10_000
-    add_input_copies(connection, strings, rank=rank, thread=thread, calls=step_starts, first_correlation=kernels + 1)
+    add_input_copies(
+        connection, strings, device=device, thread=thread, calls=step_starts, first_correlation=kernels + 1
+    )
     add_ranges(connection, strings, thread, np.append(step_starts, launch[-1] + 10_000))
     connection.execute("INSERT INTO PROCESSES VALUES (?, ?, 'python3')", (global_pid, pid))
     connection.execute("INSERT INTO ThreadNames VALUES (?, 0, ?)", (strings.id("python3"), thread))
     connection.execute(
-        "INSERT INTO TARGET_INFO_GPU VALUES (?, ?, 'NVIDIA H100 80GB HBM3', ?, 132)", (1 << 48, rank, rank)
+        "INSERT INTO TARGET_INFO_GPU VALUES (?, ?, 'NVIDIA H100 80GB HBM3', ?, 132)", (1 << 48, device, device)
     )
     return int(end.max())
 
 
 def add_input_copies(
-    connection: sqlite3.Connection, strings: Strings, *, rank: int, thread: int, calls: Ints, first_correlation: int
+    connection: sqlite3.Connection, strings: Strings, *, device: int, thread: int, calls: Ints, first_correlation: int
 ) -> None:
     """One copy of input for each step."""
     correlation = first_correlation + np.arange(len(calls))
@@ -207,7 +216,7 @@ def add_input_copies(
         len(calls),
         start=calls + 9_000,
         end=calls + 50_000,
-        deviceId=rank,
+        deviceId=device,
         contextId=1,
         streamId=COPY_STREAM,
         correlationId=correlation,
@@ -241,17 +250,21 @@ def add_ranges(connection: sqlite3.Connection, strings: Strings, thread: int, ed
     )
 
 
-def generate(path: Path, kernels: int, processes: int) -> None:
-    """Write the capture; an existing file is replaced."""
+def generate(path: Path, kernels: int, processes: int, first_rank: int = 0) -> None:
+    """Write the capture of the ranks from ``first_rank`` on; an existing file is replaced. Its clock is its own."""
     connection = create(path)
     strings = Strings()
-    shares = [kernels // processes + (rank < kernels % processes) for rank in range(processes)]
-    stop = max(add_process(connection, strings, rank, share) for rank, share in enumerate(shares)) + FIRST_NS
+    shares = [kernels // processes + (device < kernels % processes) for device in range(processes)]
+    clock_ns = first_rank * CLOCKS_APART_NS
+    stop = FIRST_NS + max(
+        add_process(connection, strings, first_rank + device, share, device=device, clock_ns=clock_ns)
+        for device, share in enumerate(shares)
+    )
     connection.executemany("INSERT INTO StringIds VALUES (?, ?)", ((key, value) for value, key in strings.ids.items()))
     connection.execute("INSERT INTO ANALYSIS_DETAILS VALUES (?, ?, 0, ?)", (1 << 48, stop, stop))
     connection.execute(
         "INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '2023-11-14T22:13:20', '2023-11-14T22:13:20')",
-        (1_700_000_000 * 10**9,),
+        (1_700_000_000 * 10**9 - clock_ns,),
     )
     facts = {"PRODUCT_NAME": "NVIDIA Nsight Systems", "PRODUCT_VERSION": "2023.4.4.54", "SCHEMA_VERSION": "3.7.2"}
     facts |= {f"SCHEMA_VERSION_{part}": number for part, number in (("MAJOR", "3"), ("MINOR", "7"), ("MICRO", "2"))}

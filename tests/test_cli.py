@@ -598,6 +598,18 @@ def test_an_interrupt_while_reading(capture: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [capture]
 
 
+def test_an_interrupt_while_modules_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(20)\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-P", "-m", "tracekit", "--version"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"loading\n"
+        child.send_signal(signal.SIGINT)
+        said = child.communicate(timeout=10)
+    assert (child.returncode, said) == (INTERRUPTED, (b"", b""))
+
+
 # --- captures without GPU work ---
 
 
@@ -652,11 +664,11 @@ def test_what_a_scheduler_ends_leaves_no_copy_behind(ending: signal.Signals, tmp
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     program = f"""
-import os, sys, tracekit.capture as capture
+import os, sys, tracekit.readers.files as files
 def read_nsys_sqlite(*_, **__):
     print("copied" if os.listdir({str(scratch)!r}) else "not copied", flush=True)
     import time; time.sleep(60)
-capture.read_nsys_sqlite = read_nsys_sqlite
+files.read_nsys_sqlite = read_nsys_sqlite
 from tracekit.cli import main
 main(["analyze", {str(path)!r}])
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
-from tracekit.metrics.one_rank import RankMeasures, measure_rank, rank_result, speaker
+from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
 from tracekit.metrics.replay.replay import replayable_steps
 from tracekit.metrics.replay.what_if import WhatIf, replay_result
 from tracekit.metrics.steady import steady_steps, steady_windows
@@ -34,7 +34,7 @@ from tracekit.metrics.together import (
     with_caused_waits,
     with_common_numbers,
 )
-from tracekit.metrics.views import RankView, label_ops
+from tracekit.metrics.views import OpLabels, RankView, label_ops
 from tracekit.metrics.waits import RankWaits
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady, Straggler
@@ -42,6 +42,7 @@ from tracekit.rules import check_all
 from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import changes_for, with_gains
 from tracekit.rules.ledger import Ledger
+from tracekit.spool import keep, release
 from tracekit.timeline import RankTrack, Timeline
 
 
@@ -66,9 +67,15 @@ class Options:
     thresholds: Thresholds = DEFAULT
 
 
-def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
+def analyze(
+    timeline: Timeline,
+    options: Options = Options(),
+    *,
+    progressing: Callable[[str], Callable[[int, int], None] | None] = lambda _: None,
+) -> Analysis:
     """Account for every nanosecond of a timeline.
 
+    ``progressing`` is called with what is being measured and returns a callback for (done, expected), or None.
     Raises `UsageError` when the options pick nothing: a rank or step that is not there, a window without GPU work; and
     `NoGpuWorkError` when there is no rank (with ``allow_no_gpu``: nor an NVTX step).
     """
@@ -76,9 +83,15 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
         return _host_view(timeline, options)
     tracks = _picked_ranks(timeline, options)
     sizes = communicator_sizes(timeline)
-    measured = [
-        measure_rank(timeline, track, sizes, step_marker=options.step_marker, window=options.window) for track in tracks
-    ]
+    progress = progressing("ranks") if len(tracks) > 1 else None
+    measured = measure_ranks(
+        timeline,
+        tracks,
+        sizes,
+        step_marker=options.step_marker,
+        window=options.window,
+        done=lambda count: progress(count, len(tracks)) if progress else None,
+    )
     if options.step_marker is not None and not any(m.steps for m in measured):
         raise UsageError(
             f"--step-marker {options.step_marker!r}: no NVTX range of this name holds the launch of a kernel",
@@ -88,9 +101,7 @@ def analyze(timeline: Timeline, options: Options = Options()) -> Analysis:
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
     measured = with_common_numbers(measured, together)
-    views = tuple(
-        _view(timeline, m, waits, options.thresholds) for m, waits in zip(measured, together.waits, strict=True)
-    )
+    views = _views(timeline, measured, together.waits, options.thresholds)
     measured = [replace(m, steps=with_causes(m.steps, v.bubbles)) for m, v in zip(measured, views, strict=True)]
     measured = _picked_steps(measured, options)
     steady = steady_steps(
@@ -156,26 +167,47 @@ def _replayed(
     return replay_result(steps, predictions), with_gains(findings, gains)
 
 
-def _view(timeline: Timeline, m: RankMeasures, waits: RankWaits, thresholds: Thresholds) -> RankView:
-    """The rank's operations row by row, with its bubbles and their causes."""
+def _views(
+    timeline: Timeline, measured: Sequence[RankMeasures], waits: Sequence[RankWaits], thresholds: Thresholds
+) -> tuple[RankView, ...]:
+    """The ranks' operations row by row, with their labels, bubbles and causes."""
+    activity = [_activity(timeline, m) for m in measured]
+    rows = keep(
+        (_labels_and_bubbles(timeline, *each, thresholds) for each in zip(measured, activity, waits, strict=True)),
+        beside=measured[0].track.ops.start,
+    )
+    return tuple(_view(timeline, m, own, *row) for m, own, row in zip(measured, activity, rows, strict=True))
+
+
+def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
     process = timeline.processes[m.track.process]
-    speaks = speaker(timeline, m.track, m.marks, m.words)
-    activity = Activity.of(process, m.track.ops, timeline.names, m.words, speaks)
-    bubbles = bubbles_of(m.track.ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
-    view = RankView(
+    return Activity.of(process, m.track.ops, timeline.names, m.words, speaker(timeline, m.track, m.marks, m.words))
+
+
+def _labels_and_bubbles(
+    timeline: Timeline, m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds
+) -> tuple[OpLabels, Bubbles]:
+    ops = m.track.ops
+    labels = label_ops(ops, activity.process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words))
+    bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+    bubbles = with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
+    causes = exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
+    return labels, bubbles.with_causes(Lost.EXPOSED_COMM, causes)
+
+
+def _view(timeline: Timeline, m: RankMeasures, activity: Activity, labels: OpLabels, bubbles: Bubbles) -> RankView:
+    return RankView(
         rank=m.track.rank,
         names=timeline.names,
         ops=m.track.ops,
-        process=process,
+        process=activity.process,
         covers=m.covers,
         main_stream=m.stream,
         collectives=m.collectives,
-        labels=label_ops(m.track.ops, process, m.words, m.marks, speaks),
-        bubbles=with_host_causes(bubbles, m.track.ops, activity, m.words, m.marks, thresholds),
+        labels=labels,
+        bubbles=bubbles,
         activity=activity,
     )
-    causes = exposure_causes(view, thresholds)
-    return replace(view, bubbles=view.bubbles.with_causes(Lost.EXPOSED_COMM, causes))
 
 
 def _ranks(
@@ -186,6 +218,7 @@ def _ranks(
         clock = clock_of(fit, _coarse(timeline, m.track, measured[0].track))
         m = replace(m, steps=with_caused_waits(m.steps, row, verdict, steady))  # noqa: PLW2901
         ranks.append(verdict.shown_in(rank_result(timeline, m, steady.steps if steady else (), clock), row))
+        release()
     return tuple(ranks)
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from tracekit.errors import CaptureError, NoGpuWorkError
 from tracekit.ranks import assign_ranks
-from tracekit.readers.database import MAGIC, Progress, open_database, read_header
-from tracekit.readers.nsys_rep import export_to_sqlite
-from tracekit.readers.nsys_sqlite import read_nsys_sqlite
-from tracekit.readers.raw import Names, RawCapture
+from tracekit.readers.database import Progress
+from tracekit.readers.many import read_captures
+from tracekit.readers.raw import RawCapture
 from tracekit.timeline import CaptureInfo, Process, RankTrack, Timeline
 
 SUFFIXES = (".sqlite", ".sqlite3", ".db", ".nsys-rep")
@@ -26,19 +25,18 @@ def open_captures(
     progressing: Callable[[str], Progress | None] = lambda _: None,
     show_export: bool = False,
     require_ranks: bool = True,
+    workers: int | None = None,
 ) -> Timeline:
     """Read captures of one job into a timeline.
 
     ``paths`` are files, folders (all captures directly inside) or glob patterns. ``progressing`` is called with what is
     being read and returns a callback for (rows done, rows expected), or None. Without ``require_ranks`` a timeline
-    without ranks is returned rather than an error.
+    without ranks is returned rather than an error. ``workers`` is the number of processes that read, 0 for this one
+    alone; None starts as many as pay, none for a single capture. The timeline is the same whatever the number.
 
     Raises `CaptureError` for what cannot be read and `NoGpuWorkError` when no capture holds a rank.
     """
-    names = Names()
-    raw: list[RawCapture] = []
-    for index, path in enumerate(find_captures(paths)):
-        raw.append(_read(path, names, index, progressing, show_export))
+    raw, names = read_captures(find_captures(paths), progressing=progressing, show_export=show_export, workers=workers)
     if require_ranks and not any(capture.tracks for capture in raw):
         raise _no_ranks(raw)
     return _assemble(raw, names)
@@ -98,51 +96,7 @@ def _natural(path: Path) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", str(path)))]
 
 
-def _read(
-    path: Path, names: Names, index: int, progressing: Callable[[str], Progress | None], show_export: bool
-) -> RawCapture:
-    header = read_header(path)
-    is_report = path.suffix == ".nsys-rep" and not header.startswith(MAGIC)
-    if path.suffix in (".qdrep", ".qdstrm") and not header.startswith(MAGIC):
-        kind = (
-            "a report of Nsight Systems before 2021.4"
-            if path.suffix == ".qdrep"
-            else "raw data that nsys never imported"
-        )
-        raise CaptureError(
-            f"{path}: {kind}",
-            hint="Export it with the nsys that made it: nsys export --type sqlite FILE, then analyze the .sqlite.",
-        )
-    if is_report and not header:
-        raise CaptureError(
-            f"{path}: an empty file",
-            hint="Capture again; nsys writes the report when it is interrupted, not when it is killed.",
-        )
-    if not is_report:
-        with open_database(path) as database:
-            return read_nsys_sqlite(database, names, capture=index, path=str(path), progressing=progressing)
-    export, is_new = export_to_sqlite(path, show_progress=show_export)
-    try:
-        return _read_export(export, path, names, index, progressing)
-    except CaptureError:
-        if is_new:
-            raise
-        # An export in the cache can have been damaged since it was made.
-        export.unlink(missing_ok=True)
-        export, _ = export_to_sqlite(path, show_progress=show_export)
-        return _read_export(export, path, names, index, progressing)
-
-
-def _read_export(
-    export: Path, report: Path, names: Names, index: int, progressing: Callable[[str], Progress | None]
-) -> RawCapture:
-    with open_database(export) as database:
-        return read_nsys_sqlite(
-            database, names, capture=index, path=str(report), file_format="nsys-rep", progressing=progressing
-        )
-
-
-def _assemble(raw: Sequence[RawCapture], names: Names) -> Timeline:
+def _assemble(raw: Sequence[RawCapture], names: tuple[str, ...]) -> Timeline:
     captures: list[CaptureInfo] = [capture.info for capture in raw]
     processes: list[Process] = []
     base: list[int] = []
@@ -175,7 +129,7 @@ def _assemble(raw: Sequence[RawCapture], names: Names) -> Timeline:
         captures=tuple(captures),
         processes=tuple(processes),
         ranks=tuple(ranks),
-        names=names.as_tuple(),
+        names=names,
         rank_conflicts=tuple(conflicts),
     )
 

@@ -101,7 +101,8 @@ def analyze(
     )
     with progress(quiet) as (progressing, shown):
         timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
-    analysis = analyze_timeline(timeline, options)
+    with progress(quiet, "Measuring") as (progressing, _):
+        analysis = analyze_timeline(timeline, options, progressing=progressing)
     if html_path and not analysis.ranks:
         raise UsageError("--html: there is no GPU work to draw", hint="Use --json for the NVTX view.")
     wrote: list[tuple[str, int]] = []

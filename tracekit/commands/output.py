@@ -29,8 +29,10 @@ def check_outputs(paths: Sequence[str], captures: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def progress(quiet: bool) -> Iterator[tuple[Callable[[str], Callable[[int, int], None] | None], bool]]:
-    """A bar on standard error while reading, if that is a terminal."""
+def progress(
+    quiet: bool, verb: str = "Reading"
+) -> Iterator[tuple[Callable[[str], Callable[[int, int], None] | None], bool]]:
+    """Bars on standard error while captures are read (or what ``verb`` says), if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield (lambda _: None), False
         return
@@ -39,7 +41,7 @@ def progress(quiet: bool) -> Iterator[tuple[Callable[[str], Callable[[int, int],
 
     console = Console(stderr=True)
     with Progress(
-        TextColumn("Reading {task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
+        TextColumn(verb + " {task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
     ) as bar:
 
         def progressing(what: str) -> Callable[[int, int], None]:

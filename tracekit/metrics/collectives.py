@@ -14,6 +14,7 @@ from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import Matched
 from tracekit.metrics.waits import start_up, transfer_of
 from tracekit.results import Collective
+from tracekit.spool import release
 from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]
@@ -75,6 +76,7 @@ def _collective(
         sizes.append(each.full_bytes[mine])
         ranks.append(each.rank)
         sources.append(each.bytes_source[group])
+        release()
     full = np.concatenate(sizes)
     known = full[full != NONE]
     # A size that occurs, not the mean of two.

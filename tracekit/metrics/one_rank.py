@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from tracekit.metrics.labels import Vocabulary, main_thread, vocabulary
 from tracekit.metrics.phases import modules_of_window, phases_of_steps
 from tracekit.metrics.steps import StepRanges, StepWindows, main_stream, step_ranges, step_windows
 from tracekit.results import Account, Clock, Rank, Step
+from tracekit.spool import keep
 from tracekit.timeline import NONE, Kind, RankTrack, Source, Timeline
 
 
@@ -34,6 +35,33 @@ class RankMeasures:
     """What was passed over or changed, in words."""
     renumbered: bool = False
     """The steps have the first rank's numbers, and not those that the rank's own marks gave them."""
+
+
+def measure_ranks(
+    timeline: Timeline,
+    tracks: Sequence[RankTrack],
+    sizes: dict[int, int],
+    *,
+    step_marker: str | None,
+    window: tuple[int | None, int | None],
+    done: Callable[[int], None],
+) -> list[RankMeasures]:
+    """Take each rank's own measures, as `measure_rank` does; ``done`` is called with the number of ranks measured.
+
+    Of ranks whose columns are mapped from a file, the covers go to one too.
+    """
+    measured: list[RankMeasures] = []
+
+    def covers_by_rank() -> Iterator[Covers]:
+        for track in tracks:
+            m = measure_rank(timeline, track, sizes, step_marker=step_marker, window=window)
+            measured.append(replace(m, covers=nothing))
+            done(len(measured))
+            yield m.covers
+
+    nothing = Covers.of(tracks[0].ops.rows(np.zeros(len(tracks[0].ops), np.bool_)))
+    kept = keep(covers_by_rank(), tracks[0].ops.start)
+    return [replace(m, covers=covers) for m, covers in zip(measured, kept, strict=True)]
 
 
 def measure_rank(

@@ -28,6 +28,7 @@ from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
 from tracekit.metrics.waits import RankWaits, rank_waits
 from tracekit.results import Clock, Rank, Steady, Step, Straggler
+from tracekit.spool import keep
 from tracekit.timeline import RankTrack, Timeline
 
 Int64 = NDArray[np.int64]
@@ -223,9 +224,8 @@ def blame(
     counted, windows = sums.columns(columns), [each.only(columns) for each in windows]
     counting = set(numbers)
     accounts = [step.account for steps in by_rank for step in steps if step.step in counting]
-    matrix = StepMatrix.of(
-        by_rank, totals, [_idle_in_data(timeline, m, by_step=bool(numbers)) for m in measured], numbers
-    )
+    in_data = keep((_idle_in_data(timeline, m, by_step=bool(numbers)) for m in measured), tracks[0].ops.start)
+    matrix = StepMatrix.of(by_rank, totals, in_data, numbers)
     suspicion = arithmetic(
         counted.own.sum(axis=1),
         counted.caused.sum(axis=1),

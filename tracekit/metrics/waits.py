@@ -16,6 +16,7 @@ from tracekit.intervals import Cover, owned, subtract, union
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.spool import release
 from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]
@@ -67,10 +68,11 @@ def rank_waits(
             index = kind.index[row]
             waits[member][index[told]] = durations[row, told] - transfer[told]
             starting[member][index[begins]] = True
-    return tuple(
-        _rank(track, each, cover, wait, begun)
-        for track, each, cover, wait, begun in zip(tracks, found, covers, waits, starting, strict=True)
-    )
+    result = []
+    for track, each, cover, wait, begun in zip(tracks, found, covers, waits, starting, strict=True):
+        result.append(_rank(track, each, cover, wait, begun))
+        release()
+    return tuple(result)
 
 
 def _rank(

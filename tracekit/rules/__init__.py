@@ -25,6 +25,7 @@ from tracekit.rules.stragglers import (
     SequenceLengths,
     SlowCompute,
 )
+from tracekit.spool import release
 
 RULES: tuple[Rule, ...] = (
     SlowCompute(),
@@ -59,6 +60,7 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
                 found.append(result)
             else:
                 skipped.append(result)
+        release()
     return ranked(found), tuple(skipped)
 
 
