@@ -11,7 +11,7 @@ import numpy as np
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import NoGpuWorkError, UsageError
 from tracekit.metrics.activity import Activity
-from tracekit.metrics.bubbles import BubbleWindows, Lost, bubbles_of, with_causes
+from tracekit.metrics.bubbles import Bubbles, BubbleWindows, Lost, bubbles_of, with_causes
 from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.exposure import exposure_causes
