@@ -14,6 +14,7 @@ def hang_truth(job: Job, hang: Hang, *, payloads: bool) -> dict[str, object]:
         "verdict": hang.verdict,
         "culprits": list(hang.culprits),
         **_where(first, payloads=payloads),
+        **_parting(job, payloads=payloads),
         "waits": [_where(made, payloads=payloads) for made in _first_of_each(job.unfinished)],
         "launched": {
             rank.rank: [
@@ -41,6 +42,14 @@ def _where(made: Collective, *, payloads: bool) -> dict[str, object]:
         "missing_ranks": absent,
         "full_bytes": {rank: made.full_bytes_on(rank) for rank in sorted(made.launched_by)},
     }
+
+
+def _parting(job: Job, *, payloads: bool) -> dict[str, object]:
+    """The first collective that ranks launched in different steps, where there is one."""
+    for made in job.collectives:
+        if len({op.step for op in made.ops.values()}) > 1:
+            return {"parts_at": {"communicator": _name(made, payloads=payloads), "seq": made.seq, "op": made.op}}
+    return {}
 
 
 def _first_of_each(unfinished: list[Collective]) -> list[Collective]:

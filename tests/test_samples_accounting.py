@@ -61,11 +61,19 @@ def test_totals(name):
         assert (rank.main_stream, rank.opaque_ns) == (true["main_stream"], true["opaque_ns"])
 
 
+PAIRED = {("hang_skipped_step", 3): {3: 2, 4: 3}}
+"""By sample and rank, the numbers of steps whose collectives are those of another step on the other ranks."""
+
+
 @every_sample
 def test_steps(name):
     for rank, true in ranks(name):
+        paired = PAIRED.get((name, rank.rank), {})
         found = [(step.step, step.start_ns, step.end_ns, asdict(step.account)) for step in rank.steps]
-        assert found == [(step["step"], step["start_ns"], step["end_ns"], figures(step)) for step in true["steps"]]
+        assert found == [
+            (paired.get(step["step"], step["step"]), step["start_ns"], step["end_ns"], figures(step))
+            for step in true["steps"]
+        ]
 
 
 KERNELS = """
@@ -161,7 +169,9 @@ def test_phases_and_modules_add_up(name):
 @every_sample
 def test_steady(name):
     found, true = analysis(name).steady, truth(name)["steady"]
-    assert (list(found.steps), list(found.left_out)) == (true["steps"], true["left_out"])
+    gone = {number for (sample, _), paired in PAIRED.items() if sample == name for number in paired}
+    gone -= {number for (sample, _), paired in PAIRED.items() if sample == name for number in paired.values()}
+    assert (list(found.steps), list(found.left_out)) == ([n for n in true["steps"] if n not in gone], true["left_out"])
     assert abs(found.step_time_ns - true["step_time_ns"]) <= 0.5
     for field, total in true["sums"].items():
         assert abs(getattr(found.account, field) - total / true["windows"]) <= 1

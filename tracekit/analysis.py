@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ from tracekit.metrics.collectives import collectives
 from tracekit.metrics.exposure import exposure_causes
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.host_causes import with_host_causes
-from tracekit.metrics.identity import communicator_sizes
+from tracekit.metrics.identity import communicator_sizes, world_size
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
@@ -113,7 +112,7 @@ def analyze(
     chosen = [steady_windows(m.steps, steady) for m in measured]
     hosts = [_host(timeline, track) for track in tracks]
     table = collectives(
-        tracks, found, covers, windows, together.matched, chosen, hosts, world_size=_world_size(timeline)
+        tracks, found, covers, windows, together.matched, chosen, hosts, world_size=world_size(timeline)
     )
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
@@ -321,21 +320,6 @@ def _coarse(timeline: Timeline, track: RankTrack, first: RankTrack) -> int | Non
     """Offset to the first rank's clock by the wall clocks at the captures' starts, where both are known."""
     own, reference = (timeline.captures[timeline.processes[t.process].capture].start_epoch_ns for t in (track, first))
     return reference - own if own is not None and reference is not None else None
-
-
-def _world_size(timeline: Timeline) -> int | None:
-    """Number of ranks of the job, as a trainer's mark or NCCL's largest communicator tells it."""
-    sizes = [size for track in timeline.ranks for _, size, _ in track.communicators]
-    for process in timeline.processes:
-        for _, text in process.marks:
-            try:
-                fields = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            size = fields.get("world_size") if isinstance(fields, dict) else None
-            if isinstance(size, int) and size > 0:
-                sizes.append(size)
-    return max(sizes, default=None)
 
 
 def _capture(timeline: Timeline, index: int, ranks: Sequence[Rank], measured: Sequence[RankMeasures] = ()) -> Capture:

@@ -105,6 +105,8 @@ class Thresholds:
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
     still_ns: int = 1_000_000_000
     """† Who waits this long at the end of its capture stands still; less may be the capture's end cutting it off."""
+    still_steps: float = 3.0
+    """† And for this many of its own median steps: a slow step is no hang."""
     most_mismatches: int = 100
     """† Mismatched collectives that are told of each communicator; after one, the rest are often shifted as well."""
 

@@ -120,3 +120,5 @@ class Evidence:
     """Whether the job was stopped while it stood still (open ranges, dumps on a time-out); None where unknown."""
     notes: tuple[str, ...]
     """What the readers had to pass over, in words."""
+    lacking: tuple[str, ...] = ()
+    """What would have told more, in words."""

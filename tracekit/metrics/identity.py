@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,21 @@ def communicator_sizes(timeline: Timeline) -> dict[int, int]:
     return {communicator: size for track in timeline.ranks for communicator, size, _ in track.communicators}
 
 
+def world_size(timeline: Timeline) -> int | None:
+    """Number of ranks of the job, as a trainer's mark or NCCL's largest communicator tells it; None where none does."""
+    sizes = [size for track in timeline.ranks for _, size, _ in track.communicators]
+    for process in timeline.processes:
+        for _, text in process.marks:
+            try:
+                fields = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            size = fields.get("world_size") if isinstance(fields, dict) else None
+            if isinstance(size, int) and size > 0:
+                sizes.append(size)
+    return max(sizes, default=None)
+
+
 def rank_collectives(
     timeline: Timeline, track: RankTrack, covers: Covers, window: tuple[int, int], sizes: dict[int, int]
 ) -> RankCollectives:
@@ -60,7 +76,7 @@ def rank_collectives(
     own_start, own_end = owned(ops.start[rows], ops.end[rows])
     own_start, own_end = np.clip(own_start, *window), np.clip(own_end, *window)
     exposed = own_end - own_start - covers.compute.within(own_start, own_end)
-    calls = _NcclCalls(timeline, process)
+    calls = NcclCalls(timeline, process)
     by_name = _ops_by_name(timeline, ops.name[rows])
     annotated = _annotated_bytes(timeline, process, ops.call[rows])
     groups: dict[tuple[str | None, str], int] = {}
@@ -95,13 +111,15 @@ def rank_collectives(
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class NcclCall:
+    """What NCCL was asked for: op, communicator hash and message bytes, as far as its ranges tell."""
+
     op: str
     communicator: int | None
     bytes: int | None
 
 
-class _NcclCalls:
+class NcclCalls:
     """What NCCL's ranges say about the operation that was launched inside one of them.
 
     A grouped operation is launched inside ncclGroupEnd: it is what the calls before it in the group asked for.
@@ -110,13 +128,29 @@ class _NcclCalls:
     def __init__(self, timeline: Timeline, process: Process) -> None:
         self._ranges = process.ranges
         self._names = timeline.names
-        self._known: dict[int, _Call] = {}
+        self._known: dict[int, NcclCall] = {}
         self._grouped: dict[int, list[int]] | None = None
+        self._inner_ends: set[int] = set()
 
-    def at(self, row: int) -> _Call:
+    def issued(self) -> list[tuple[int, NcclCall]]:
+        """(row of the range inside which it is launched, call) of everything that was asked for, in order.
+
+        A group counts once, at its outermost end; calls of a group that was never ended count one by one.
+        """
+        grouped = self._groups()
+        inside = {call for calls in grouped.values() for call in calls}
+        rows = np.flatnonzero(np.isin(self._ranges.name, self._nccl_names())).tolist()
+        ends = set(grouped) - {row for row in grouped if not grouped[row] or row in self._inner_ends}
+        return [
+            (row, self.at(row))
+            for row in rows
+            if row in ends or (row not in inside and row not in grouped and self._op(row) != GROUP)
+        ]
+
+    def at(self, row: int) -> NcclCall:
         """The call behind the NCCL range in ``row`` (NONE: no range)."""
         if row == NONE:
-            return _Call(UNKNOWN_OP, None, None)
+            return NcclCall(UNKNOWN_OP, None, None)
         if row not in self._known:
             op = self._op(row)
             self._known[row] = self._group(row) if op == GROUP else self._single(row, op)
@@ -125,33 +159,37 @@ class _NcclCalls:
     def _op(self, row: int) -> str:
         return nccl_call_op(self._names[int(self._ranges.name[row])]) or UNKNOWN_OP
 
-    def _single(self, row: int, op: str) -> _Call:
+    def _single(self, row: int, op: str) -> NcclCall:
         message = parse_message(op, self._ranges.payload.get(row, b""))
-        return _Call(op, message.communicator if message else None, message.bytes if message else None)
+        return NcclCall(op, message.communicator if message else None, message.bytes if message else None)
 
-    def _group(self, row: int) -> _Call:
-        if self._grouped is None:
-            self._grouped = self._calls_in_groups()
-        inside = [self._single(call, self._op(call)) for call in self._grouped.get(row, [])]
+    def _group(self, row: int) -> NcclCall:
+        inside = [self._single(call, self._op(call)) for call in self._groups().get(row, [])]
         if not inside:
-            return _Call(UNKNOWN_OP, None, None)
+            return NcclCall(UNKNOWN_OP, None, None)
         ops = {call.op for call in inside}
         communicators = {call.communicator for call in inside}
         sizes = [call.bytes for call in inside if call.bytes is not None]
-        return _Call(
+        return NcclCall(
             ops.pop() if len(ops) == 1 else UNKNOWN_OP,
             communicators.pop() if len(communicators) == 1 else None,
             sum(sizes) if len(sizes) == len(inside) else None,
         )
 
-    def _calls_in_groups(self) -> dict[int, list[int]]:
+    def _nccl_names(self) -> list[int]:
+        return [i for i in np.unique(self._ranges.name).tolist() if i != NONE and nccl_call_op(self._names[i])]
+
+    def _groups(self) -> dict[int, list[int]]:
         """By row of a ncclGroupEnd: the rows of the calls since its ncclGroupStart, on one thread."""
+        if self._grouped is None:
+            self._grouped = self._calls_in_groups()
+        return self._grouped
+
+    def _calls_in_groups(self) -> dict[int, list[int]]:
         grouped: dict[int, list[int]] = {}
         stacks: dict[int, list[list[int]]] = {}
-        names = {i: self._names[i] for i in np.unique(self._ranges.name).tolist() if i != NONE}
-        nccl = [i for i, name in names.items() if nccl_call_op(name)]
-        for row in np.flatnonzero(np.isin(self._ranges.name, nccl)).tolist():
-            name, stack = names[int(self._ranges.name[row])], stacks.setdefault(int(self._ranges.thread[row]), [])
+        for row in np.flatnonzero(np.isin(self._ranges.name, self._nccl_names())).tolist():
+            name, stack = self._names[int(self._ranges.name[row])], stacks.setdefault(int(self._ranges.thread[row]), [])
             if "GroupStart" in name:
                 stack.append([])
             elif "GroupEnd" in name:
@@ -159,6 +197,7 @@ class _NcclCalls:
                 grouped[row] = inside
                 if stack:  # only the outermost end launches: it launches all
                     stack[-1].extend(inside)
+                    self._inner_ends.add(row)
             elif stack:
                 stack[-1].append(row)
         return grouped

@@ -39,6 +39,8 @@ class StepRanges:
     """Marks that lie inside one of these, and are no steps of their own."""
     elsewhere: int = 0
     """Marks on other threads, which are no steps."""
+    numbered: bool = True
+    """Whether the marks carry the numbers; else they are counted."""
 
     def containing(self, t: Int64) -> Int64:
         """Index of the step range around each t, or NONE."""
@@ -125,7 +127,8 @@ def _as_steps(
         found = TRAILING_NUMBER.search(timeline.names[int(ranges.name[row])])
         number = known.step_number if known else int(found[1]) if found and len(found[1]) < 18 else None
         numbers.append(number if number is not None else NONE)
-    if len(set(numbers)) < len(numbers) or NONE in numbers:
+    numbered = len(set(numbers)) == len(numbers) and NONE not in numbers
+    if not numbered:
         numbers = list(range(len(rows)))
     return StepRanges(
         source=source,
@@ -135,6 +138,7 @@ def _as_steps(
         thread=thread,
         nested=len(own) - len(rows),
         elsewhere=elsewhere,
+        numbered=numbered,
     )
 
 

@@ -34,8 +34,11 @@ class Draft:
 
 def conclude(examined: Examined, cause: Cause | None) -> Hang:
     """The verdict on a cause, or on there being none."""
-    draft = _without_cause(examined) if cause is None else _on_cause(examined, cause)
     evidence = examined.evidence
+    if cause is not None and evidence.interrupted is False:  # what differs did not keep the job from going on
+        draft = _moving(Still.NO, cause.group)
+    else:
+        draft = _without_cause(examined) if cause is None else _on_cause(examined, cause)
     if examined.untold_mismatches:
         draft.notes.append(f"{examined.untold_mismatches:,} further mismatched collectives are not listed")
     communicator = None if draft.group is None else evidence.communicators[examined.communicator_of(draft.group)]
@@ -65,7 +68,8 @@ def _without_cause(examined: Examined) -> Draft:
     """Nobody waits and nothing differs."""
     evidence = examined.evidence
     if not len(examined.table):
-        return Draft(verdict="undecided", lacking=[*_silent(examined), "collectives: none is in any capture or dump"])
+        lacking = [*_silent(examined), *(evidence.lacking or ("collectives: none is in any capture or dump",))]
+        return Draft(verdict="undecided", lacking=lacking)
     unknown = bool((examined.table.state == State.UNKNOWN).any())
     if unknown and evidence.interrupted is not False:
         lacking = ["how far the last collectives got: the captures or dumps do not tell their states"]

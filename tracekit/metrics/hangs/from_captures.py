@@ -1,0 +1,226 @@
+"""What captures tell of a job that stood still: each rank's collectives, how far they got, and what it did last.
+
+An interrupted capture holds ranges that were never left, calls that launched a kernel which never ended (or of which
+there is no record: the profiler writes down what has ended), and a long quiet end. A capture without GPU work holds the
+ranges alone. What is here at the end of any capture proves nothing by itself: the job has to have been quiet for longer
+than a capture needs to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.config import DEFAULT, Thresholds
+from tracekit.evidence import Activity, Communicator, Entries, Evidence, RankEvidence, State
+from tracekit.intervals import innermost
+from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.hangs.activity import Observed, observe
+from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, alike, clocks_of, communicators_of, named
+from tracekit.metrics.hangs.issued import Group, Issued, issued_by_all
+from tracekit.metrics.identity import communicator_sizes, world_size
+from tracekit.readers.raw import Names
+from tracekit.timeline import NONE, Process, Timeline
+
+Int8 = NDArray[np.int8]
+Int64 = NDArray[np.int64]
+
+
+def evidence_of(timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_marker: str | None = None) -> Evidence:
+    """The evidence of a timeline, with or without GPU work.
+
+    ``step_marker`` names the ranges that mark steps, as for `analyze`. Never fails: what cannot be told is UNKNOWN or
+    None, and ``notes`` say what was passed over.
+    """
+    members = members_of(timeline)
+    processes = [timeline.processes[m.process] for m in members]
+    names = Names()
+    notes: list[str] = []
+    created = [frozenset(c for c, _, _ in m.track.communicators) if m.track else frozenset() for m in members]
+    vocabulary, issued = issued_by_all(timeline, processes, created, communicator_sizes(timeline), names)
+    issued = _one_device_each(members, issued, notes)
+    seen = [observe(timeline, m.process, m.track, step_marker, thresholds) for m in members]
+    progress = [_progress(timeline, m, i) if i is not None else None for m, i in zip(members, issued, strict=True)]
+    clocks = clocks_of(timeline, members, issued, progress, names, thresholds)
+    groups = communicators_of(members, issued)
+    seqs = aligned(members, processes, issued, progress, clocks, groups, notes)
+    lacking = []
+    if vocabulary == "none":
+        lacking.append("NVTX ranges of the collectives (nsys profile -t cuda,nvtx)")
+    elif vocabulary in ("nccl", "torch"):
+        notes.append("no source names the communicators: all collectives of a rank count as one sequence")
+        if not alike(issued, progress, seqs):
+            issued = [None] * len(members)
+            lacking.append(
+                "the communicators of the collectives, which ranks do not call alike"
+                " (nsys 2024.6 or newer, nsys export --include-blobs=true)"
+            )
+    ranks = []
+    for m, process, each, done, seq, watched in zip(members, processes, issued, progress, seqs, seen, strict=True):
+        info = timeline.captures[process.capture]
+        ranks.append(
+            RankEvidence(
+                rank=m.rank,
+                rank_source=m.source,
+                source=info.path,
+                entries=_entries(m, process, each, done, seq, groups, watched),
+                wrapped=each is not None and not all(each.exact),
+                end_ns=_on_one_clock(timeline, process.capture, info.stop_ns, clocks),
+                activity=_activity(timeline, process, each, watched),
+            )
+        )
+    return Evidence(
+        ranks=tuple(ranks),
+        communicators=tuple(_communicator(timeline, group) for group in groups),
+        names=names.as_tuple(),
+        world_size=world_size(timeline),
+        interrupted=_interrupted(seen, progress),
+        notes=tuple(dict.fromkeys(notes)),
+        lacking=tuple(lacking),
+    )
+
+
+def members_of(timeline: Timeline) -> list[Member]:
+    """Every rank: those with GPU work, and processes that name their rank without any."""
+    found = [Member(rank=t.rank, source=t.rank_source, process=t.process, track=t) for t in timeline.ranks]
+    taken = {m.rank for m in found}
+    busy = {m.process for m in found}
+    for i, process in enumerate(timeline.processes):
+        if i not in busy and process.claim is not None and process.claim[0] not in taken:
+            taken.add(process.claim[0])
+            found.append(Member(rank=process.claim[0], source=process.claim[1], process=i, track=None))
+    if not found:  # nobody names a rank, and there is no GPU work: whoever has ranges, in order
+        with_ranges = [i for i, process in enumerate(timeline.processes) if len(process.ranges)]
+        found = [Member(rank=n, source="order", process=i, track=None) for n, i in enumerate(with_ranges)]
+    return sorted(found, key=lambda m: m.rank)
+
+
+def _one_device_each(
+    members: Sequence[Member], issued: Sequence[Issued | None], notes: list[str]
+) -> list[Issued | None]:
+    """Without the calls of processes that drive several devices: which device a call was for is not told."""
+    shared = {m.process for m in members if sum(other.process == m.process for other in members) > 1}
+    if shared:
+        notes.append("a process drives several devices: its calls cannot be told apart by device")
+    return [None if m.process in shared else each for m, each in zip(members, issued, strict=True)]
+
+
+def _progress(timeline: Timeline, member: Member, issued: Issued) -> Progress:
+    process = timeline.processes[member.process]
+    ranges, calls = process.ranges, process.calls
+    open_ = ranges.open[issued.row]
+    state = np.where(open_, State.ISSUED, State.UNKNOWN).astype(np.int8)
+    end = np.full(len(issued), NO_END, np.int64)
+    if member.track is None or len(calls) == 0:
+        return Progress(state=state, end=end)
+    ops = member.track.ops
+    launched = np.flatnonzero(ops.call != NONE)
+    holds = _holding(process, issued)
+    of_op = holds[ops.call[launched]]
+    np.maximum.at(end, of_op[of_op >= 0], ops.end[launched[of_op >= 0]])
+    started = holds[process.unfinished]
+    called = np.zeros(len(issued), np.bool_)
+    called[holds[holds >= 0]] = True
+    state[called] = State.ISSUED
+    state[started[started >= 0]] = State.STARTED
+    state[(end != NO_END) & (state != State.STARTED)] = State.COMPLETED
+    return Progress(state=state, end=end)
+
+
+def _holding(process: Process, issued: Issued) -> Int64:
+    """(calls,) the collective whose range holds each call's start, on its thread; NONE."""
+    ranges, calls = process.ranges, process.calls
+    answer = np.full(len(calls), NONE, np.int64)
+    thread = ranges.thread[issued.row]
+    for each in np.unique(thread).tolist():
+        own, here = np.flatnonzero(thread == each), np.flatnonzero(calls.thread == each)
+        rows = issued.row[own]
+        found = innermost(ranges.start[rows], ranges.end[rows], calls.start[here])
+        answer[here] = np.where(found >= 0, own[np.maximum(found, 0)], NONE)
+    return answer
+
+
+def _on_one_clock(
+    timeline: Timeline, capture: int, stop_ns: int | None, clocks: dict[int, ClockFit | None]
+) -> int | None:
+    """When a capture ended, on the first one's clock: measured, else by the wall clocks; None without either."""
+    if stop_ns is None:
+        return None
+    fit = clocks[capture]
+    if fit is not None:
+        return int(fit.to_reference(np.array([stop_ns], np.int64))[0])
+    own, first = (timeline.captures[c].start_epoch_ns for c in (capture, next(iter(clocks))))
+    return stop_ns + own - first if own is not None and first is not None else None
+
+
+def _communicator(timeline: Timeline, group: Group) -> Communicator:
+    name, ranks = group
+    if ranks is None and name.startswith("0x"):
+        told = {
+            (size, own): track.rank for track in timeline.ranks for c, size, own in track.communicators
+            if f"{c:#018x}" == name
+        }  # fmt: skip
+        sizes = {size for size, _ in told}
+        if len(sizes) == 1 and len(told) == next(iter(sizes)):
+            ranks = tuple(sorted(told.values()))
+    return Communicator(name=name, description=None, ranks=ranks)
+
+
+def _entries(
+    member: Member,
+    process: Process,
+    issued: Issued | None,
+    progress: Progress | None,
+    seq: Int64,
+    groups: list[Group],
+    seen: Observed,
+) -> Entries:
+    if issued is None or progress is None:
+        none = np.empty(0, np.int64)
+        small = np.empty(0, np.int32)
+        return Entries(
+            communicator=small, seq=none, op=small, elements_in=none, elements_out=none, dtype=small,
+            state=np.empty(0, np.int8), step=none,
+        )  # fmt: skip
+    index = {group: i for i, group in enumerate(groups)}
+    known = [index[named(group, member.rank, groups) or group] for group in issued.groups]
+    return Entries(
+        communicator=np.array(known, np.int32)[issued.group],
+        seq=seq,
+        op=issued.op,
+        elements_in=issued.elements_in,
+        elements_out=issued.elements_out,
+        dtype=issued.dtype,
+        state=progress.state,
+        step=seen.step_at(process.ranges.start[issued.row]),
+    )
+
+
+def _activity(timeline: Timeline, process: Process, issued: Issued | None, seen: Observed) -> Activity:
+    last = None
+    if issued is not None:
+        last = timeline.names[int(process.ranges.name[issued.row[-1]])]
+    return seen.activity(last)
+
+
+def _interrupted(seen: Sequence[Observed], progress: Sequence[Progress | None]) -> bool | None:
+    """Whether the job stood still when its captures ended.
+
+    It did if something was left undone and every rank was quiet; it did not if nothing was, or if no rank that left
+    something undone was quiet. None where some were quiet and others were at work. A launch without its kernel is a
+    sign only where all captures are whole: one that was cut out of a longer one has such launches, and a quiet end.
+    """
+    whole = all(rank.whole for rank in seen)
+    undone = []
+    for rank, done in zip(seen, progress, strict=True):
+        states = done.state if done is not None else np.empty(0, np.int8)
+        launched = rank.launch_without_kernel or bool(np.any(states[-1:] == State.ISSUED))
+        undone.append(rank.undone or bool(np.any(states == State.STARTED)) or (whole and launched))
+    if not any(undone):
+        return False
+    quiet = [rank.quiet for rank in seen]
+    if all(quiet):
+        return True
+    return None if any(q for q, u in zip(quiet, undone, strict=True) if u) else False
