@@ -77,7 +77,7 @@ class Thresholds:
     """† A host thread that waits for the GPU goes on within this."""
     replay_error_share: float = 0.02
     """† A replay without changes that misses the measured step by more than this share predicts nothing."""
-    replay_operations: int = 150_000
+    replay_operations: int = 100_000
     """† Steps are replayed together up to this many operations over all ranks, which takes about two seconds."""
     replay_steps: int = 10
     """† More steps than this are not replayed together."""

@@ -82,8 +82,22 @@ def test_what_does_not_explain_the_step_predicts_nothing():
     assert all(finding.gain_ns is None for finding in found.findings)
 
 
-def test_captures_without_steps_are_not_replayed():
+def test_a_capture_without_steps_is_replayed_as_one():
     timeline = tracekit.open(SAMPLES / "straggler_4ranks.sqlite")
     found = tracekit.analyze(replace(timeline, names=tuple("loop" if n == "step" else n for n in timeline.names)))
     assert found.steady is None
-    assert (found.replay.steps, found.replay.reason) == ((), "the captures have no steps")
+    assert (found.replay.steps, found.replay.reason) == ((), None)
+    ends = [(rank.start_ns, rank.end_ns) for rank in found.ranks]
+    assert found.replay.step_time_ns == pytest.approx(sum(end - start for start, end in ends) / len(ends), abs=1)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["straggler.sqlite", "straggler_per_rank"])
+def test_a_job_laid_out_by_hand(shared, name):
+    """GIVEN six times 0.60, 0.65, 1.00, 0.62 ms of compute, a transfer of 0.1 ms, hosts that launch just in time.
+
+    THEN without rank 2 it takes 6 x (0.65 + 0.1) ms: rank 2 computes in the median 0.62, and rank 1 is the last.
+    """
+    found = tracekit.analyze(tracekit.open(shared / "cases" / name)).replay
+    assert found.step_time_ns == 6 * 1_100_000
+    assert [p.step_time_ns for p in found.predictions if p.change == "straggler=off"] == [6 * 750_000]

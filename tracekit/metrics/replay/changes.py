@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.work import labels
 from tracekit.timeline import NONE, Kind
 
 Int64 = NDArray[np.int64]
@@ -32,12 +33,12 @@ class Twins:
     """Nodes (or edges) that are compared."""
     rank: Int64
     group: Int64
-    """Same number: the same piece of work on different ranks; NONE where counts differ between ranks."""
+    """Same number: the same piece of work on different ranks."""
 
     def at_peers(self, value: Float, ranks: Sequence[int], *, mean: bool) -> Float:
         """(items,) the median (or mean) of what the ranks other than ``ranks`` take; NaN where none has it."""
         result = np.full(len(self.item), np.nan)
-        told = (self.group != NONE) & ~np.isin(self.rank, ranks)
+        told = ~np.isin(self.rank, ranks)
         group, own = self.group[told], value[self.item[told]]
         if not len(group):
             return result
@@ -50,7 +51,7 @@ class Twins:
         else:
             typical = (own[heads + (count - 1) // 2] + own[heads + count // 2]) / 2
         at = np.minimum(np.searchsorted(group[heads], self.group), len(heads) - 1)
-        same = (self.group != NONE) & (group[heads][at] == self.group)
+        same = group[heads][at] == self.group
         result[same] = typical[at[same]]
         return result
 
@@ -117,8 +118,8 @@ def gap_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
 def _counted(name: Int64, step: Int64) -> Int64:
     """(4, n): name, step, how manieth of that name in the step, and how many there are."""
     order = np.lexsort((np.arange(len(name)), name, step))
-    same = np.append(False, (name[order[1:]] == name[order[:-1]]) & (step[order[1:]] == step[order[:-1]]))
-    heads = np.flatnonzero(~same)
+    same = (name[order[1:]] == name[order[:-1]]) & (step[order[1:]] == step[order[:-1]])
+    heads = np.flatnonzero(np.append(True, ~same)) if len(name) else np.empty(0, np.int64)
     count = np.diff(np.append(heads, len(name)))
     ordinal, total = np.empty(len(name), np.int64), np.empty(len(name), np.int64)
     ordinal[order] = np.arange(len(name)) - np.repeat(heads, count)
@@ -127,10 +128,4 @@ def _counted(name: Int64, step: Int64) -> Int64:
 
 
 def _twins(items: Sequence[Int64], ranks: Sequence[Int64], keys: Sequence[Int64]) -> Twins:
-    key = np.concatenate(keys, axis=1) if keys else np.empty((4, 0), np.int64)
-    _, group = np.unique(key, axis=1, return_inverse=True)
-    return Twins(
-        item=np.concatenate(items) if items else np.empty(0, np.int64),
-        rank=np.concatenate(ranks) if ranks else np.empty(0, np.int64),
-        group=group.reshape(-1).astype(np.int64),
-    )
+    return Twins(item=np.concatenate(items), rank=np.concatenate(ranks), group=labels(*np.concatenate(keys, axis=1)))

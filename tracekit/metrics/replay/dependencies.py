@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.metrics.replay.work import CONTEXT_SYNC, STREAM_SYNC, RankWork
+from tracekit.metrics.replay.work import CONTEXT_SYNC, STREAM_SYNC, RankWork, labels
 from tracekit.timeline import NONE, Kind
 
 Int64 = NDArray[np.int64]
@@ -41,6 +41,8 @@ class Held:
     """Index of what waits: an operation, or a call."""
     before: Int64
     """Index of the operation waited for."""
+    recorded: Bool
+    """Whether the capture records that something was waited for."""
 
 
 class Launched:
@@ -128,7 +130,7 @@ def operation_waits(work: RankWork, ready: Int64, thresholds: Thresholds) -> Hel
         ),
         axis=1,
     )
-    return Held(after=pairs[0], before=pairs[1])
+    return Held(after=pairs[0], before=pairs[1], recorded=np.isin(pairs[0], waiting[known]))
 
 
 def _ended_last(
@@ -175,22 +177,16 @@ def _who(work: RankWork, launched: Launched, at: Int64, after: Int64, direct: In
     taken[after[explained]] = True
     alone = np.bincount(after, minlength=len(work))[after] == 1
     votes = np.flatnonzero((direct != NONE) & (explained | (~taken[after] & (alone | (by_rule == NONE)))))
-    fine = _labels(stream, work.name[after], np.where(told, work.name[np.maximum(latest, 0)], NONE), adjacent)
-    coarse = _labels(stream, work.name[after], adjacent)
+    fine = labels(stream, work.name[after], np.where(told, work.name[np.maximum(latest, 0)], NONE), adjacent)
+    coarse = labels(stream, work.name[after], adjacent)
     found = np.full(len(at), NONE, np.int64)
     for kinds in (fine, coarse):
         guess = _by_place(work, launched, at, kinds, votes, direct)
         found = _first_fitting(work, found, guess, after, thresholds)
         if kinds is fine:
             found = _first_fitting(work, found, by_rule, after, thresholds)
-    in_turn = _in_turn(work, at, _labels(stream, work.name[after]), ~adjacent, stream)
+    in_turn = _in_turn(work, at, labels(stream, work.name[after]), ~adjacent, stream)
     return _first_fitting(work, found, in_turn, after, thresholds)
-
-
-def _labels(*columns: NDArray[np.generic]) -> Int64:
-    """(n,) number of each distinct row of the columns."""
-    stacked = np.stack([np.asarray(column, np.int64) for column in columns])
-    return np.unique(stacked, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _first_fitting(work: RankWork, found: Int64, guess: Int64, after: Int64, thresholds: Thresholds) -> Int64:
@@ -233,7 +229,7 @@ def _in_turn(work: RankWork, at: Int64, kinds: Int64, usable: Bool, stream: Int6
     if len(comm) == 0:
         return guess
     comm = comm[np.argsort(work.launched[comm], kind="stable")]
-    of = _labels(work.stream[comm], work.name[comm])
+    of = labels(work.stream[comm], work.name[comm])
     for kind in np.unique(kinds[usable]).tolist():
         waits = np.flatnonzero(usable & (kinds == kind))
         for group in range(int(of.max()) + 1):
@@ -258,7 +254,7 @@ def host_waits(work: RankWork, thresholds: Thresholds) -> Held:
     direct = np.full(len(blocking), NONE, np.int64)
     direct[blocked] = _ended_last(work, until[blocked], at[blocked], thresholds.replay_wake_ns, thresholds)
     latest = launched.last_before(at)
-    kinds = _labels(work.call_name[blocking], np.where(latest != NONE, work.name[np.maximum(latest, 0)], NONE))
+    kinds = labels(work.call_name[blocking], np.where(latest != NONE, work.name[np.maximum(latest, 0)], NONE))
     by_place = _by_place(work, launched, at, kinds, np.flatnonzero(direct != NONE), direct)
     on_stream = launched.nth_before(at, work.waits_on[blocking], np.zeros(len(at), np.int64))
     after, before = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -274,4 +270,19 @@ def host_waits(work: RankWork, thresholds: Thresholds) -> Held:
         fits[fits] = work.end[choice[fits]] <= until[fits] + thresholds.clock_tolerance_ns
         after.append(blocking[fits])
         before.append(choice[fits])
-    return Held(after=np.concatenate(after), before=np.concatenate(before))
+    waits = np.concatenate(after)
+    return Held(after=waits, before=np.concatenate(before), recorded=np.ones(len(waits), np.bool_))
+
+
+def polled(work: RankWork, calls: Int64, thresholds: Thresholds) -> Held:
+    """Which calls come when the last operation launched before them has ended, although nothing recorded waits for it.
+
+    So does a host that polls an event, or launches in blocking mode. Only pauses too long to be work between two
+    launches are taken for that.
+    """
+    start, before = work.call_start[calls], np.append(work.call_end[calls][:1], work.call_end[calls][:-1])
+    latest = Launched(work).last_before(start)
+    told = (latest != NONE) & (start - before > thresholds.replay_wake_ns)
+    after_end = start - work.end[np.maximum(latest, 0)] if len(work) else np.zeros(len(calls), np.int64)
+    told &= (after_end >= -thresholds.replay_lag_ns) & (after_end <= thresholds.replay_wake_ns)
+    return Held(after=calls[told], before=latest[told], recorded=np.zeros(int(told.sum()), np.bool_))

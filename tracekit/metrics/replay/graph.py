@@ -19,9 +19,9 @@ from tracekit.config import Thresholds
 from tracekit.metrics.clocks import ClockFit
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
-from tracekit.metrics.replay.dependencies import host_waits, launch_lag, operation_waits, ready_at
+from tracekit.metrics.replay.dependencies import host_waits, launch_lag, operation_waits, polled, ready_at
 from tracekit.metrics.replay.longest_path import NEVER
-from tracekit.metrics.replay.work import RankWork, before_in_group, rank_work
+from tracekit.metrics.replay.work import CallNames, RankWork, before_in_group, rank_work
 from tracekit.timeline import NONE, Process, RankTrack
 
 Int64 = NDArray[np.int64]
@@ -45,7 +45,7 @@ class Edge(IntEnum):
     STREAM = 0
     LAUNCH = 1
     EVENT = 2
-    """A stream waits for an event."""
+    """A stream waits for an event, as the capture records."""
     COMMUNICATOR = 3
     """Collectives of one communicator run one after the other."""
     ARRIVAL = 4
@@ -56,6 +56,8 @@ class Edge(IntEnum):
     """A call returns when an operation has ended."""
     CALL = 7
     """A call that waits takes at least its own time."""
+    UNRECORDED = 8
+    """It started when the other ended, and no wait is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,20 +134,22 @@ def build_graph(
     found: Sequence[RankCollectives],
     matched: Sequence[Matched],
     clocks: Sequence[ClockFit],
-    record_names: NDArray[np.int32],
+    names: CallNames,
+    in_data: Sequence[Bool],
     window: tuple[int, int],
     learn_from_ns: int,
     thresholds: Thresholds,
 ) -> Graph:
     """The graph of all operations that start in a window (ns on the reference's clock).
 
-    ``processes`` has each rank's process. Dependencies are learned from ``learn_from_ns`` on, before the window.
+    ``processes`` has each rank's process, ``in_data`` which of its ranges are about loading data. Dependencies are
+    learned from ``learn_from_ns`` on, before the window.
     """
     low, high = window
     make = _Builder()
     work, op_node, begins = [], [], []
     for rank, (track, process, clock) in enumerate(zip(tracks, processes, clocks, strict=True)):
-        mine = rank_work(track, process, clock, record_names, learn_from_ns, high)
+        mine = rank_work(track, process, clock, names, in_data[rank], learn_from_ns, high)
         kept = np.flatnonzero(mine.start >= low)
         node = np.full(len(mine), NONE, np.int64)
         node[kept] = make.add(Node.OP, rank, kept, mine.start[kept] - low, mine.end[kept] - mine.start[kept])
@@ -224,8 +228,9 @@ def _rank_edges(
         gap = np.minimum(work.start[both] - work.end[before[both]], 0)
         outside.append(_join_ends(make, kind, work, end, node[both], before[both], gap, low))
     held = operation_waits(work, ready_at(work, lag, [stream, communicator]), thresholds)
-    mine = inside[held.after]
-    outside.append(_join_ends(make, Edge.EVENT, work, end, node[held.after[mine]], held.before[mine], 0, low))
+    for kind, part in ((Edge.EVENT, held.recorded), (Edge.UNRECORDED, ~held.recorded)):
+        mine = inside[held.after] & part
+        outside.append(_join_ends(make, kind, work, end, node[held.after[mine]], held.before[mine], 0, low))
     used = work.call[inside & (work.call != NONE)]
     if not len(used):
         return outside
@@ -236,7 +241,11 @@ def _rank_edges(
     launched = np.flatnonzero(inside & (work.call != NONE))
     make.join(Edge.LAUNCH, call_node[work.call[launched] - first], node[launched], lag[launched], from_end=False)
     back = _returns(make, rank, work, end, calls, call_node, low, outside, thresholds)
-    _chain(make, work, calls, call_node, back)
+    polls = polled(work, calls, thresholds)
+    after, before = polls.after, polls.before
+    wake = work.call_start[after] - work.end[before]
+    outside.append(_join_ends(make, Edge.BLOCKED, work, end, call_node[after - first], before, wake, low))
+    _chain(make, work, calls, call_node, back, np.isin(calls, after))
     outside.append((call_node[:1], start[:1]))
     return outside
 
@@ -306,8 +315,10 @@ def _returns(
     return back
 
 
-def _chain(make: _Builder, work: RankWork, calls: Int64, call_node: Int64, back: Int64) -> None:
+def _chain(make: _Builder, work: RankWork, calls: Int64, call_node: Int64, back: Int64, polls: Bool) -> None:
     """Each call comes after the one before it, of whatever thread, and what the host did in between.
+
+    What polls did is wait.
 
     Threads hand over to each other, as a training loop does to autograd. After a call that waited for the GPU its
     thread goes on when that returns, whatever other threads did meanwhile.
@@ -324,9 +335,9 @@ def _chain(make: _Builder, work: RankWork, calls: Int64, call_node: Int64, back:
     before = previous[at]
     returned = (back[before] != NONE) & (work.call_thread[calls[before]] == work.call_thread[calls[at]])
     for part, source, moment in ((returned, back, until), (~returned, call_node, start)):
-        make.join(
-            Edge.HOST, source[before[part]], call_node[at[part]], start[at[part]] - moment[before[part]], from_end=False
-        )
+        lag = start[at[part]] - moment[before[part]]
+        lag = np.where(polls[at[part]], np.minimum(lag, until[before[part]] - moment[before[part]]), lag)
+        make.join(Edge.HOST, source[before[part]], call_node[at[part]], lag, from_end=False)
 
 
 def _finish(

@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.clocks import SAME, ClockFit
+from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.replay.changes import Changed
 from tracekit.metrics.replay.graph import Graph, build_graph
 from tracekit.metrics.replay.longest_path import CycleError, Order
+from tracekit.metrics.replay.windows import Window, choose_steps, step_windows, whole_capture
+from tracekit.metrics.replay.work import CallNames
 from tracekit.metrics.together import Together
-from tracekit.results import Steady, Step
-from tracekit.timeline import NONE, Timeline
+from tracekit.results import Steady
+from tracekit.timeline import NONE, Ops, Timeline
 
 Int64 = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -31,41 +34,55 @@ class Steps:
     """Consecutive steps as a graph that can be replayed."""
 
     numbers: tuple[int, ...]
+    """() where the whole capture counts as one step."""
     graph: Graph
     order: Order
-    bounds: Int64
-    """(ranks, steps + 1) nodes at which the steps begin; the last column ends the last step."""
-    ends: NDArray[np.bool_]
-    """(ranks,) whether the last column's node counts with its end: nothing follows the last step."""
-    launched: tuple[Int64, ...]
-    """By rank: when the launches of the steps' first kernels began, ns on the reference's clock."""
-    step_ns: float
-    """Mean over ranks and steps, as measured."""
+    starts: Int64
+    """(ranks, steps) nodes at which the steps begin."""
+    ends: tuple[Int64, ...]
+    """By rank: the node at which the last step ends; where nothing follows it, all nodes whose ends it includes."""
+    followed: NDArray[np.bool_]
+    """(ranks,) whether another step follows the last one."""
+    walls: Float
+    """(ranks, steps) as measured, ns."""
     unexplained: float = 0.0
     """What `error` found."""
 
-    def times(self, changed: Sequence[Changed], *, explained_only: bool = False) -> Float:
-        """(ranks, steps, changes) length of each step with each change, ns."""
+    @property
+    def step_ns(self) -> float:
+        """Mean over ranks and steps, as measured."""
+        return float(self.walls.mean())
+
+    @property
+    def launched(self) -> tuple[Int64, ...]:
+        """By rank: when the launches of the steps' first kernels began, ns on the reference's clock."""
+        return tuple(w.launched[self.graph.item[row]] for w, row in zip(self.graph.work, self.starts, strict=True))
+
+    def moments(self, changed: Sequence[Changed], *, explained_only: bool = False) -> Float:
+        """(nodes, changes) when everything happens with each change, ns since the graph's zero."""
         graph = self.graph
         weight = np.empty((len(graph.source), len(changed)))
-        durations = np.empty((len(graph.kind), len(changed)))
         for column, (duration, lag) in enumerate(changed):
-            durations[:, column] = duration
             weight[:, column] = lag + np.where(graph.from_end, duration[graph.source], 0.0)
         if explained_only:
             weight -= graph.unexplained[:, None]
-        moment = self.order.earliest(weight, graph.release)
-        at = moment[self.bounds]
-        at[self.ends, -1] += durations[self.bounds[self.ends, -1]]
-        return np.diff(at, axis=1)
+        return self.order.earliest(weight, graph.release)
 
-    def error(self, walls: Float) -> float:
-        """By how much the worst step's replay misses, as a share of it, when nothing unexplained is kept.
+    def times(self, changed: Sequence[Changed], *, explained_only: bool = False) -> Float:
+        """(ranks, steps, changes) length of each step with each change, ns."""
+        moment = self.moments(changed, explained_only=explained_only)
+        bounds = np.empty((self.starts.shape[0], self.starts.shape[1] + 1, len(changed)))
+        bounds[:, :-1] = moment[self.starts]
+        for rank, nodes in enumerate(self.ends):
+            for column, (duration, _) in enumerate(changed):
+                length = 0.0 if self.followed[rank] else duration[nodes]
+                bounds[rank, -1, column] = np.max(moment[nodes, column] + length)
+        return np.diff(bounds, axis=1)
 
-        ``walls`` are the (ranks, steps) measured lengths, ns.
-        """
+    def error(self) -> float:
+        """By how much the worst step's replay misses, as a share of it, when nothing unexplained is kept."""
         again = self.times([(self.graph.duration, self.graph.lag)], explained_only=True)[:, :, 0]
-        return float(np.max(np.abs(again.mean(axis=0) / walls.mean(axis=0) - 1)))
+        return float(np.max(np.abs(again.mean(axis=0) / self.walls.mean(axis=0) - 1)))
 
     def predict(self, changed: Mapping[str, Changed]) -> dict[str, float]:
         """Mean step time with each change, ns."""
@@ -82,122 +99,122 @@ def replayable_steps(
     steady: Steady | None,
     thresholds: Thresholds,
 ) -> Steps | str:
-    """The graph of a few steady steps, or why there is none."""
-    if steady is None:
-        return "the captures have no steps"
-    clocks = [clock for clock in together.clocks if clock is not None and clock.method != "not_aligned"]
-    captures = {timeline.processes[m.track.process].capture for m in measured}
-    if len(captures) > 1 and len(clocks) < len(measured):
+    """The graph of a few steady steps (without steps: of the whole capture), or why there is none."""
+    clocks = _clocks(timeline, measured, together)
+    if clocks is None:
         return "the captures' clocks are not aligned"
-    clocks = [clock for clock in together.clocks if clock is not None]
-    if any(np.count_nonzero(m.track.ops.call != NONE) == 0 for m in measured):
-        return "the captures lack launch rows"
-    chosen = _choose(measured, steady, thresholds)
-    if not chosen:
+    numbers = choose_steps(measured, steady, thresholds) if steady else []
+    if steady and not numbers:
         return "no step is held by all ranks, or it has too many operations"
-    return _steps(timeline, measured, together, clocks, chosen, thresholds)
+    if not steady and sum(len(m.track.ops) for m in measured) > thresholds.replay_operations:
+        return "the captures have no steps, and too many operations to be replayed as one"
+    windows = step_windows(measured, numbers) if steady else whole_capture(measured)
+    graph = _graph(timeline, measured, together, clocks, windows, bool(steady), thresholds)
+    return _steps(graph, measured, windows, numbers, thresholds)
 
 
-def _choose(measured: Sequence[RankMeasures], steady: Steady, thresholds: Thresholds) -> list[int]:
-    """Consecutive steady steps that all ranks have, of usual length, as many as may be replayed together."""
-    have = set.intersection(*({step.step for step in m.steps} for m in measured))
-    runs: list[list[int]] = [[]]
-    for number in steady.steps:
-        if number in have:
-            runs[-1].append(number)
-        elif runs[-1]:
-            runs.append([])
-    longest = max(runs, key=len)
-    if not longest:
-        return []
-    walls = {n: np.mean([s.account.wall_ns for m in measured for s in m.steps if s.step == n]) for n in longest}
-    operations = sum(_operations(m, set(longest)) for m in measured) / len(longest)
-    count = int(min(len(longest), thresholds.replay_steps, thresholds.replay_operations // max(operations, 1)))
-    if count == 0:
-        count = 1 if operations <= 3 * thresholds.replay_operations else 0
-    usual = float(np.median(list(walls.values())))
-    windows = [longest[i : i + count] for i in range(len(longest) - count + 1)] if count else []
-    return min(windows, key=lambda w: abs(float(np.mean([walls[n] for n in w])) - usual), default=[])
+def _clocks(timeline: Timeline, measured: Sequence[RankMeasures], together: Together) -> list[ClockFit] | None:
+    """Each rank's clock; where it was not measured, by the few collectives that there are. None without any."""
+    reference = timeline.processes[measured[0].track.process].capture
+    clocks = []
+    for rank, (m, clock) in enumerate(zip(measured, together.clocks, strict=True)):
+        if timeline.processes[m.track.process].capture == reference:
+            clocks.append(clock or SAME)
+        elif clock is not None and clock.method != "not_aligned":
+            clocks.append(clock)
+        else:
+            apart = _ends_apart(measured, together, rank)
+            if not len(apart):
+                return None
+            clocks.append(replace(SAME, offset_ns=int(np.median(apart)), method="collectives"))
+    return clocks
 
 
-def _operations(m: RankMeasures, numbers: set[int]) -> int:
-    steps = [step for step in m.steps if step.step in numbers]
-    first, last = min(s.start_ns for s in steps), max(s.end_ns for s in steps)
-    return int(np.count_nonzero((m.track.ops.start >= first) & (m.track.ops.start < last)))
+def _ends_apart(measured: Sequence[RankMeasures], together: Together, rank: int) -> Int64:
+    """By how much later a rank's collectives end than the first rank's, raw, ns."""
+    apart = [np.empty(0, np.int64)]
+    for kind in together.matched:
+        if kind.op in FINISH_TOGETHER and {0, rank} <= set(kind.members):
+            rows = [measured[r].collectives.row[kind.index[kind.members.index(r)][kind.complete]] for r in (0, rank)]
+            apart.append(measured[rank].track.ops.end[rows[1]] - measured[0].track.ops.end[rows[0]])
+    return np.concatenate(apart)
 
 
-def _steps(
+def _graph(
     timeline: Timeline,
     measured: Sequence[RankMeasures],
     together: Together,
     clocks: Sequence[ClockFit],
-    numbers: Sequence[int],
+    windows: Sequence[Window],
+    learn_before: bool,
     thresholds: Thresholds,
-) -> Steps | str:
-    chosen = [[step for step in m.steps if step.step in set(numbers)] for m in measured]
-    edges = [
-        clock.to_reference(np.array([steps[0].start_ns, steps[-1].end_ns], np.int64))
-        for clock, steps in zip(clocks, chosen, strict=True)
+) -> Graph:
+    spans = [
+        clock.to_reference(np.array([window.starts[0], window.end], np.int64))
+        for clock, window in zip(clocks, windows, strict=True)
     ]
-    low, high = min(int(e[0]) for e in edges), max(int(e[1]) for e in edges)
-    recording = [i for i, name in enumerate(timeline.names) if "EventRecord" in name]
-    graph = build_graph(
+    low, high = min(int(span[0]) for span in spans), max(int(span[1]) for span in spans)
+    return build_graph(
         [m.track for m in measured],
         [timeline.processes[m.track.process] for m in measured],
         [m.collectives for m in measured],
         together.matched,
         clocks,
-        np.array(recording, np.int32),
+        CallNames.of(timeline.names),
+        [m.words.where(lambda a: a.phase == "data") for m in measured],
         (low, high),
-        low - (high - low),
+        low - (high - low) if learn_before else low,
         thresholds,
     )
+
+
+def _steps(
+    graph: Graph,
+    measured: Sequence[RankMeasures],
+    windows: Sequence[Window],
+    numbers: Sequence[int],
+    thresholds: Thresholds,
+) -> Steps | str:
+    """The graph with where its steps begin and end, or why it cannot be trusted."""
     bounds = [
-        _bounds(m, steps, work.row, node, end)
-        for m, steps, work, node, end in zip(measured, chosen, graph.work, graph.op_node, graph.end_node, strict=True)
+        _bounds(graph, rank, window, m.track.ops)
+        for rank, (window, m) in enumerate(zip(windows, measured, strict=True))
     ]
-    if any(found is None for found in bounds):
+    found = [each for each in bounds if each is not None]
+    if len(found) < len(bounds):
         return "the steps' first kernels are not among the replayed operations"
     try:
         order = Order.of(len(graph.kind), graph.source, graph.target)
     except CycleError as cycle:
         return str(cycle)
-    nodes = np.stack([found[0] for found in bounds if found is not None])
-    ends = np.array([found[1] for found in bounds if found is not None], np.bool_)
-    launched = [work.launched[graph.item[row[: len(numbers)]]] for work, row in zip(graph.work, nodes, strict=True)]
-    walls = np.array([[step.account.wall_ns for step in steps] for steps in chosen], np.float64)
     made = Steps(
         numbers=tuple(numbers),
         graph=graph,
         order=order,
-        bounds=nodes,
-        ends=ends,
-        launched=tuple(launched),
-        step_ns=float(walls.mean()),
+        starts=np.stack([starts for starts, _, _ in found]),
+        ends=tuple(ends for _, ends, _ in found),
+        followed=np.array([followed for _, _, followed in found], np.bool_),
+        walls=np.array([np.diff([*window.starts, window.end]) for window in windows], np.float64),
     )
-    error = made.error(walls)
+    error = made.error()
     if error > thresholds.replay_error_share:
         return f"what is known of the dependencies leaves {error:.0%} of a step unexplained"
     return replace(made, unexplained=error)
 
 
-def _bounds(
-    m: RankMeasures, steps: Sequence[Step], row: NDArray[np.intp], node: Int64, end_node: Int64
-) -> tuple[Int64, bool] | None:
-    """(nodes at the steps' beginnings and at the last one's end, whether the last node counts with its end)."""
-    ops = m.track.ops
-    starts = np.array([*(step.start_ns for step in steps), steps[-1].end_ns], np.int64)
-    main = np.flatnonzero(ops.stream[row] == m.stream)
-    at = np.searchsorted(ops.start[row[main]], starts)
-    inside = np.minimum(at, len(main) - 1)
-    exact = ops.start[row[main[inside]]] == starts
+def _bounds(graph: Graph, rank: int, window: Window, ops: Ops) -> tuple[Int64, Int64, bool] | None:
+    """(nodes at which a rank's steps begin, nodes at or with which the last one ends, whether a step follows it)."""
+    row, node, end = graph.work[rank].row, graph.op_node[rank], graph.end_node[rank]
+    anchoring = np.flatnonzero((node != NONE) & ((ops.stream[row] == window.stream) | (window.stream is None)))
+    if not len(anchoring):
+        return None
+    edges = np.array([*window.starts, window.end], np.int64)
+    at = np.minimum(np.searchsorted(ops.start[row[anchoring]], edges), len(anchoring) - 1)
+    exact = ops.start[row[anchoring[at]]] == edges
     if not exact[:-1].all():
         return None
-    found = node[main[inside]]
-    ends = not exact[-1]
-    if ends:
-        last = np.flatnonzero(ops.end[row] == starts[-1])
-        if not len(last):
-            return None
-        found[-1] = end_node[last[-1]]
-    return (found, ends) if np.all(found != NONE) else None
+    nodes = node[anchoring[at]]
+    if exact[-1]:
+        return nodes[:-1], nodes[-1:], True
+    inside = np.flatnonzero((node != NONE) & (ops.end[row] <= window.end))
+    return nodes[:-1], end[inside], False

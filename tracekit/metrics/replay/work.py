@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.intervals import Cover
 from tracekit.metrics.clocks import ClockFit
 from tracekit.timeline import NONE, Process, RankTrack
 
@@ -52,17 +55,40 @@ class RankWork:
     """(w,) the streams that wait."""
     record_at: Int64
     """Moments at which events were recorded, sorted."""
+    loading: Cover
+    """When the host was inside a data range."""
+    allocating: Cover
+    """When it was inside a call that gets or frees device memory."""
 
     def __len__(self) -> int:
         return len(self.start)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CallNames:
+    """Names of calls, as indices into `Timeline.names`."""
+
+    record: Int32
+    """Calls that record an event."""
+    allocate: Int32
+    """Calls that get or free device memory."""
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> CallNames:
+        """Find them among all names of a timeline."""
+        record = [i for i, name in enumerate(names) if re.match(r"cu(da)?EventRecord", name)]
+        allocate = [
+            i for i, name in enumerate(names) if re.match(r"cu(da)?(Mem)?(Malloc|Alloc|Free)(?!Host|Async)", name)
+        ]
+        return cls(record=np.array(record, np.int32), allocate=np.array(allocate, np.int32))
+
+
 def rank_work(
-    track: RankTrack, process: Process, clock: ClockFit, record_names: Int32, low: int, high: int
+    track: RankTrack, process: Process, clock: ClockFit, names: CallNames, in_data: Bool, low: int, high: int
 ) -> RankWork:
     """The rank's work that starts in ``[low, high]`` on the reference's clock.
 
-    ``record_names`` are the names of calls that record events.
+    ``in_data`` says of each of the process's ranges whether it is about loading data.
     """
     ops, calls, syncs = track.ops, process.calls, process.syncs
     start = clock.to_reference(ops.start)
@@ -83,7 +109,9 @@ def rank_work(
     stream_wait = np.flatnonzero((syncs.type == STREAM_WAIT) & (syncs.call >= first) & (syncs.call <= last))
     wait_at = clock.to_reference(calls.start[syncs.call[stream_wait]])
     order = np.argsort(wait_at, kind="stable")
-    recording = np.flatnonzero(np.isin(calls.name[first : last + 1], record_names)) + first
+    recording = np.flatnonzero(np.isin(calls.name[first : last + 1], names.record)) + first
+    getting = np.flatnonzero(np.isin(calls.name[first : last + 1], names.allocate)) + first
+    ranges = process.ranges
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
     return RankWork(
         row=row,
@@ -104,6 +132,8 @@ def rank_work(
         wait_at=wait_at[order],
         wait_stream=syncs.stream[stream_wait[order]],
         record_at=clock.to_reference(calls.start[recording]),
+        loading=Cover.of(clock.to_reference(ranges.start[in_data]), clock.to_reference(ranges.end[in_data])),
+        allocating=Cover.of(clock.to_reference(calls.start[getting]), clock.to_reference(calls.end[getting])),
     )
 
 
@@ -114,3 +144,14 @@ def before_in_group(group: Int64) -> Int64:
     same = group[order[1:]] == group[order[:-1]]
     previous[order[1:][same]] = order[:-1][same]
     return previous
+
+
+def labels(*columns: NDArray[np.generic]) -> Int64:
+    """(n,) number of each distinct row of the columns, by order of their values."""
+    order = np.lexsort(columns[::-1])
+    new = np.zeros(len(order), np.bool_)
+    for column in columns:
+        new[1:] |= column[order[1:]] != column[order[:-1]]
+    label = np.empty(len(order), np.int64)
+    label[order] = np.cumsum(new)
+    return label
