@@ -13,15 +13,18 @@ from tracekit.metrics.activity import Activity
 from tracekit.metrics.bubbles import Bubbles, BubbleWindows, Lost, bubbles_of, with_causes
 from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
+from tracekit.metrics.efficiency import efficiency
 from tracekit.metrics.exposure import exposure_causes
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.host_causes import with_host_causes
-from tracekit.metrics.identity import communicator_sizes, world_size
+from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
 from tracekit.metrics.replay.replay import replayable_steps
 from tracekit.metrics.replay.what_if import WhatIf, replay_result
+from tracekit.metrics.run import ModelFacts, run_facts
+from tracekit.metrics.sharding import sharding
 from tracekit.metrics.steady import steady_steps, steady_windows
 from tracekit.metrics.together import (
     Blame,
@@ -33,6 +36,7 @@ from tracekit.metrics.together import (
     with_caused_waits,
     with_common_numbers,
 )
+from tracekit.metrics.traffic import traffic
 from tracekit.metrics.views import OpLabels, RankView, label_ops
 from tracekit.metrics.waits import RankWaits
 from tracekit.readers.nsys_sqlite import REMEDIES
@@ -42,7 +46,8 @@ from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import changes_for, with_gains
 from tracekit.rules.ledger import Ledger
 from tracekit.spool import keep, release
-from tracekit.timeline import RankTrack, Timeline
+from tracekit.theory.gpus import Gpu
+from tracekit.timeline import Kind, RankTrack, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,12 @@ class Options:
     """Align the captures' clocks by their collectives; without, times are compared as they are."""
     allow_no_gpu: bool = False
     """Report the NVTX view of captures that hold no rank."""
+    model: ModelFacts | None = None
+    """The model that is trained, where the captures do not say or say it wrongly."""
+    tokens_per_step: int | None = None
+    """Tokens of the whole job in a step, likewise."""
+    gpu: Gpu | None = None
+    """The kind of GPU, likewise."""
     thresholds: Thresholds = DEFAULT
 
 
@@ -91,6 +102,7 @@ def analyze(
         window=options.window,
         done=lambda count: progress(count, len(tracks)) if progress else None,
     )
+    facts = run_facts(timeline, options.model, options.tokens_per_step)
     if options.step_marker is not None and not any(m.steps for m in measured):
         raise UsageError(
             f"--step-marker {options.step_marker!r}: no NVTX range of this name holds the launch of a kernel",
@@ -111,12 +123,11 @@ def analyze(
     windows = [m.window for m in measured]
     chosen = [steady_windows(m.steps, steady) for m in measured]
     hosts = [_host(timeline, track) for track in tracks]
-    table = collectives(
-        tracks, found, covers, windows, together.matched, chosen, hosts, world_size=world_size(timeline)
-    )
+    table = collectives(tracks, found, covers, windows, together.matched, chosen, hosts, world_size=facts.world_size)
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
+    strategy, usage = None, None
     if options.rules:
         context = Context(
             timeline=timeline,
@@ -134,6 +145,9 @@ def analyze(
         )
         findings, skipped = check_all(context)
         replay, findings = _replayed(timeline, measured, together, steady, verdict.stragglers, findings, options)
+        names = {f"{c:#018x}": size for c, size in sizes.items()}
+        strategy = sharding(traffic(views, steady), facts, names)
+        usage = efficiency(ranks, steady, facts, _kernel_names(timeline, tracks), options.gpu)
     return Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
         ranks=ranks,
@@ -142,6 +156,8 @@ def analyze(
         stragglers=verdict.stragglers,
         findings=findings,
         skipped_rules=skipped,
+        sharding=strategy,
+        efficiency=usage,
         remedies=_remedies(timeline, ranks),
         replay=replay,
     )
@@ -320,6 +336,12 @@ def _coarse(timeline: Timeline, track: RankTrack, first: RankTrack) -> int | Non
     """Offset to the first rank's clock by the wall clocks at the captures' starts, where both are known."""
     own, reference = (timeline.captures[timeline.processes[t.process].capture].start_epoch_ns for t in (track, first))
     return reference - own if own is not None and reference is not None else None
+
+
+def _kernel_names(timeline: Timeline, tracks: Sequence[RankTrack]) -> list[str]:
+    """Distinct names of compute kernels."""
+    used = {n for track in tracks for n in np.unique(track.ops.name[track.ops.kind == Kind.COMPUTE]).tolist()}
+    return [timeline.names[n] for n in sorted(used)]
 
 
 def _capture(timeline: Timeline, index: int, ranks: Sequence[Rank], measured: Sequence[RankMeasures] = ()) -> Capture:

@@ -202,6 +202,71 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """What one op moves in a step on one rank, against what the strategy should move."""
+
+    op: str
+    bytes: int | None
+    """Of the full tensors, a step, mean over ranks; None where some sizes are unknown."""
+    expected_bytes: int | None
+    """By the paper of the strategy; None without the model's size."""
+    explanation: str | None
+    """Why the two differ, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Which sharding strategy the collectives of a step are the pattern of."""
+
+    strategy: str
+    """DDP, ZeRO-1, ``ZeRO-2 / SHARD_GRAD_OP``, ``ZeRO-3 / FSDP``, HSDP, none or undecided."""
+    confidence: float | None
+    """0.9: phases, sizes and several steps agree; 0.6: some of these are missing; 0.3: a guess that one more capture
+    would settle. None where it is undecided."""
+    evidence: tuple[str, ...]
+    """What speaks for it, and what against."""
+    shards: int | None
+    """Ranks that the parameters (or what else is sharded) are spread over."""
+    replicas: int | None
+    parameters: int | None
+    parameters_source: str | None
+    """``option``, ``mark`` (the trainer's) or None."""
+    volumes: tuple[Volume, ...]
+
+    @property
+    def bytes_per_step(self) -> dict[str, int | None]:
+        """Observed bytes by op."""
+        return {row.op: row.bytes for row in self.volumes}
+
+    @property
+    def expected_bytes_per_step(self) -> dict[str, int] | None:
+        """Expected bytes by op; None without the model's size."""
+        known = {row.op: row.expected_bytes for row in self.volumes if row.expected_bytes is not None}
+        return known or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """How well the GPUs are used in a steady step."""
+
+    tokens_per_s: float | None
+    """Of all GPUs of the job."""
+    mfu: float | None
+    """Model FLOPs over the peak, 0 to 1."""
+    hfu: float | None
+    """The same with recomputation; None where it is not known whether there is any."""
+    flops_per_token: int | None
+    peak_tflops: float | None
+    """Dense bfloat16 peak of the GPU."""
+    formula: str | None
+    """How the figure comes about, in numbers."""
+    reason: str | None
+    """Why MFU is unknown, and what would tell it; None where it is known."""
+    bound_by: str | None
+    """compute, link, wait, launch or copy: what takes most of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
     """A rank that others wait for."""
 
@@ -431,6 +496,9 @@ class Analysis:
     skipped_rules: tuple[SkippedRule, ...]
     host_ranks: tuple[HostRank, ...] = ()
     """The NVTX view, only for captures without GPU work (and only if asked for)."""
+    sharding: Sharding | None = None
+    """None where it was not looked for."""
+    efficiency: Efficiency | None = None
     remedies: tuple[tuple[str, str], ...] = ()
     """What could not be told from these captures, each with the nsys flag (or change) that would tell it."""
     hang: Hang | None = None

@@ -12,10 +12,11 @@ import click
 
 from tracekit.commands.output import can_encode, check_outputs, print_text, progress, size_words, write
 from tracekit.commands.status import ExitStatus
-from tracekit.commands.types import SEVERITIES, Numbers, Window
+from tracekit.commands.types import SEVERITIES, Count, Numbers, Window
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
+    from tracekit.metrics.run import ModelFacts
     from tracekit.results import Analysis
 
 
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 @click.option(
     "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
 )
+@click.option("--model", metavar="NAME", help="The model: a known name such as llama-70b, or a config.json.")
+@click.option("--params", type=Count(), help="Its number of parameters, e.g. 70e9 or 7B, in place of that.")
+@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a step, over all GPUs.")
+@click.option("--gpu", metavar="NAME", help="Kind of GPU, where the capture does not tell.")
 @click.option(
     "--fail-on", type=click.Choice(SEVERITIES), help="Exit with status 1 if a finding is this severe or more."
 )
@@ -71,6 +76,10 @@ def analyze(
     no_align: bool,
     no_rules: bool,
     allow_no_gpu: bool,
+    model: str | None,
+    params: int | None,
+    tokens: int | None,
+    gpu: str | None,
     fail_on: str | None,
     verbose: bool,
     quiet: bool,
@@ -84,6 +93,7 @@ def analyze(
     from tracekit.analysis import Options
     from tracekit.analysis import analyze as analyze_timeline
     from tracekit.capture import find_captures, open_captures
+    from tracekit.theory.gpus import gpu_named
 
     files = find_captures(captures)
     check_outputs([path for path in (json_path, html_path) if path is not None and path != "-"], files)
@@ -98,6 +108,9 @@ def analyze(
         rules=not no_rules,
         align=not no_align,
         allow_no_gpu=allow_no_gpu,
+        model=_model(model, params),
+        tokens_per_step=tokens,
+        gpu=gpu_named(gpu) if gpu is not None else None,
     )
     with progress(quiet) as (progressing, shown):
         timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
@@ -124,6 +137,19 @@ def analyze(
     if json_path != "-" and not quiet:
         _print_summary(analysis, verbose, no_color, wrote)
     return _status(analysis, fail_on)
+
+
+def _model(name: str | None, parameters: int | None) -> ModelFacts | None:
+    from tracekit.metrics.run import ModelFacts, facts_of_shape
+    from tracekit.theory.shapes import model_named, shape_of_config
+
+    if name is not None and parameters is not None:
+        raise UsageError("--model and --params exclude each other", hint="Give one of them.")
+    if parameters is not None:
+        return ModelFacts(source="option", parameters=parameters, multiplied=parameters)
+    if name is None:
+        return None
+    return facts_of_shape(shape_of_config(name) if name.endswith(".json") or os.sep in name else model_named(name))
 
 
 def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: list[tuple[str, int]]) -> None:

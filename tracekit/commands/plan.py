@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,32 +10,12 @@ import click
 
 from tracekit.commands.output import check_outputs, print_text, size_words, write
 from tracekit.commands.status import ExitStatus
+from tracekit.commands.types import Count
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
     from tracekit.theory.plan import Job
     from tracekit.theory.shapes import Shape
-
-LARGEST_COUNT = 10**15
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-
-
-class Count(click.ParamType[int]):
-    """A number of parameters: ``70e9``, ``7B`` or ``6738415616``."""
-
-    name = "N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse to a whole number from 1 on."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?)\s*([kmbgt]?)\s*", str(value), re.I)
-        if not match:
-            self.fail(f"{value!r} is not a number of parameters; write it like 70e9 or 7B", param, ctx)
-        number = round(float(match[1].replace("_", "")) * UNITS[match[2].lower()])
-        if not 1 <= number <= LARGEST_COUNT:
-            self.fail(f"{value!r} is no sensible number of parameters", param, ctx)
-        return number
 
 
 class Positive(click.ParamType[float]):

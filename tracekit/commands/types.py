@@ -10,6 +10,8 @@ import click
 UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 SEVERITIES = ("info", "warning", "error")
 LARGEST_LIST = 10_000_000
+LARGEST_COUNT = 10**15
+COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 
 class Window(click.ParamType[tuple[int | None, int | None]]):
@@ -61,3 +63,21 @@ class Numbers(click.ParamType[frozenset[int]]):
                 self.fail(f"{part.strip()} names more than {LARGEST_LIST:,} numbers", param, ctx)
             numbers.update(range(low, high + 1))
         return frozenset(numbers)
+
+
+class Count(click.ParamType[int]):
+    """A number of parameters: ``70e9``, ``7B`` or ``6738415616``."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse to a whole number from 1 on."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?)\s*([kmbgt]?)\s*", str(value), re.I)
+        if not match:
+            self.fail(f"{value!r} is not a number of parameters; write it like 70e9 or 7B", param, ctx)
+        number = round(float(match[1].replace("_", "")) * COUNTS[match[2].lower()])
+        if not 1 <= number <= LARGEST_COUNT:
+            self.fail(f"{value!r} is no sensible number of parameters", param, ctx)
+        return number

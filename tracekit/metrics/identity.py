@@ -62,7 +62,7 @@ def world_size(timeline: Timeline) -> int | None:
             except (ValueError, RecursionError):
                 continue
             size = fields.get("world_size") if isinstance(fields, dict) else None
-            if isinstance(size, int) and size > 0:
+            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
                 sizes.append(size)
     return max(sizes, default=None)
 

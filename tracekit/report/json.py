@@ -18,12 +18,13 @@ from tracekit.results import (
     Mismatch,
     Rank,
     Replay,
+    Sharding,
     Step,
     Straggler,
 )
 
 SCHEMA_VERSION = 1
-NOT_EXAMINED = ("hang", "sharding")
+NOT_EXAMINED = ("hang",)
 """Sections of the contract that this version does not fill: their null or [] is no statement about the job."""
 
 
@@ -53,10 +54,11 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in analysis.ranks],
         "steady": _steady(analysis),
         "collectives": [_collective(row) for row in analysis.collectives],
-        "sharding": None,
+        "sharding": _sharding(analysis.sharding) if analysis.sharding else None,
+        "efficiency": asdict(analysis.efficiency) if analysis.efficiency else None,
         "stragglers": [_straggler(row) for row in analysis.stragglers],
         "hang": hang_dict(analysis.hang) if analysis.hang else None,
-        "not_examined": list(NOT_EXAMINED),
+        "not_examined": [*NOT_EXAMINED, *([] if analysis.sharding else ["sharding", "efficiency"])],
         "findings": [_finding(finding) for finding in analysis.findings],
         "skipped_rules": [
             {"rule": skipped.rule, "reason": skipped.reason, "capture_with": skipped.capture_with}
@@ -229,8 +231,23 @@ def _steady(analysis: Analysis) -> dict[str, Any] | None:
         "step_time_ns": steady.step_time_ns,
         "step_time_p95_ns": steady.step_time_p95_ns,
         **_account(steady.account),
-        "mfu": None,
-        "tokens_per_s": None,
+        "mfu": analysis.efficiency.mfu if analysis.efficiency else None,
+        "tokens_per_s": analysis.efficiency.tokens_per_s if analysis.efficiency else None,
+    }
+
+
+def _sharding(found: Sharding) -> dict[str, Any]:
+    return {
+        "strategy": found.strategy,
+        "confidence": found.confidence,
+        "evidence": list(found.evidence),
+        "bytes_per_step": found.bytes_per_step,
+        "expected_bytes_per_step": found.expected_bytes_per_step,
+        "shards": found.shards,
+        "replicas": found.replicas,
+        "parameters": found.parameters,
+        "parameters_source": found.parameters_source,
+        "explanations": {row.op: row.explanation for row in found.volumes if row.explanation},
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, family_of_exposed, family_of_idle
+from tracekit.report.theory import NO_STRATEGY
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
 from tracekit.report.words import Scale, clean, plural, runs
 from tracekit.results import Account, Analysis, Finding, Rank, Step
@@ -226,7 +227,10 @@ def _job(analysis: Analysis) -> str:
     known = {clean(rank.device_name or "unknown", 60).removeprefix("NVIDIA ") for rank in analysis.ranks}
     devices = sorted(known - {"unknown"})
     gpus = f", {' and '.join(devices[:2])}" if devices else ""
-    return f"{captures} · {plural(len(analysis.ranks), 'rank')}{gpus}"
+    found = analysis.sharding
+    sure = found is not None and (found.confidence or 0) > 0.5 and found.strategy not in NO_STRATEGY
+    strategy = f", {found.strategy}" if found and sure else ""
+    return f"{captures} · {plural(len(analysis.ranks), 'rank')}{gpus}{strategy}"
 
 
 def _steps(analysis: Analysis) -> str | None:

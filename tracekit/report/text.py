@@ -15,6 +15,7 @@ from tracekit.report.details import collective_rows, evidence_text, unknowns
 from tracekit.report.heat_text import heat_lines
 from tracekit.report.summary import Bar, Summary, summarise
 from tracekit.report.tables_text import fitted, rank_lines, size_lines
+from tracekit.report.theory import theory_lines, usage_words
 from tracekit.report.verdict import UNDECIDED
 from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
 from tracekit.results import Analysis, Finding, Severity
@@ -44,6 +45,7 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
         rank_lines(analysis, summary.scale, width) if verbose else (),
         _collectives(analysis, width, verbose),
         size_lines(analysis, width) if verbose else (),
+        _theory(analysis, width) if verbose else (),
         _findings(analysis, summary, width, verbose),
         _unknown(analysis, width, verbose),
         _warnings(analysis, width, verbose),
@@ -117,6 +119,7 @@ def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text
     if analysis.steady:
         facts.append(f"median {duration(analysis.steady.step_time_ns)}")
         facts.append(f"p95 {duration(analysis.steady.step_time_p95_ns)}")
+    facts += usage_words(analysis)
     yield from _wrapped(Text(" · ".join(facts)), width, indent, Text(" " * indent))
 
 
@@ -196,6 +199,14 @@ def _collectives(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text
         yield Text.assemble(set_cell_size(name, first), _cells(cells, widths))
     if len(shown) < len(rows):
         yield Text(f"  {len(rows) - len(shown)} more with --verbose", style="dim")
+
+
+def _theory(analysis: Analysis, width: int) -> Iterator[Text]:
+    lines = list(theory_lines(analysis))
+    if lines:
+        yield Text("Sharding and efficiency", style="bold")
+    for line in lines:
+        yield from _wrapped(Text(line), width, 2, Text("  "))
 
 
 def _findings(analysis: Analysis, summary: Summary, width: int, verbose: bool) -> Iterator[Text]:

@@ -8,6 +8,7 @@ from tracekit.report.causes import FAMILIES
 from tracekit.report.details import evidence_text
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Bar, Summary
+from tracekit.report.theory import rate
 from tracekit.report.words import add_up, clean, duration, plural, ratio, runs, share
 from tracekit.results import Analysis, Finding, Severity
 
@@ -107,6 +108,11 @@ def key_figures(analysis: Analysis, summary: Summary) -> list[tuple[str, str, st
     figures.append(("Idle", shown[3], scale.unit))
     if analysis.steady:
         figures.append(("Step, p95", scale.format(analysis.steady.step_time_p95_ns), scale.unit))
+    used = analysis.efficiency
+    if used and used.tokens_per_s is not None:
+        figures.append(("Tokens/s", rate(used.tokens_per_s), ""))
+    if used and used.mfu is not None:
+        figures.append(("MFU", f"{100 * used.mfu:.1f}", "%"))
     return figures
 
 
