@@ -39,6 +39,7 @@ from tracekit.metrics.together import (
 from tracekit.metrics.traffic import traffic
 from tracekit.metrics.views import OpLabels, RankView, label_ops
 from tracekit.metrics.waits import RankWaits
+from tracekit.ranks import spans
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady, Straggler
 from tracekit.rules import check_all
@@ -375,15 +376,3 @@ def _remedies(timeline: Timeline, ranks: Sequence[Rank]) -> tuple[tuple[str, str
         how = "leave --ranks out" if more else "analyze the captures of all ranks together"
         found.append(("waiting apart from transfer (one rank only)", how))
     return tuple(found)
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ``0-3, 7``, the middle left out where there are many."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    texts = [f"{a}-{b}" if b > a else str(a) for a, b in runs]
-    return ", ".join(texts if len(texts) <= 8 else [*texts[:4], "...", *texts[-3:]])

@@ -13,6 +13,7 @@ import click
 
 from tracekit._version import __version__
 from tracekit.commands.analyze import analyze
+from tracekit.commands.hang import hang
 from tracekit.commands.info import info
 from tracekit.commands.plan import plan
 from tracekit.commands.status import ExitStatus
@@ -81,5 +82,5 @@ def main() -> None:
     """Where every nanosecond of a sharded training step goes, from an Nsight Systems capture."""
 
 
-for command in (analyze, info, plan):
+for command in (analyze, hang, info, plan):
     main.add_command(command)

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,31 @@ def dumps_in(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_file() and is_dump(path) and _has_their_keys(path))
     except OSError as error:
         raise CaptureError(f"{folder}: {error.strerror}", hint="Ask for read permission on it.") from error
+
+
+def find_dumps(paths: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """(the dumps that files, folders and glob patterns name, each once; the paths that hold or are something else).
+
+    A folder, or a pattern, is something else if it holds no dump.
+    """
+    found: dict[str, Path] = {}
+    others: list[str] = []
+    for given in paths:
+        if os.path.isdir(given):  # noqa: PTH112 - answers False where Path raises
+            dumps = dumps_in(Path(given))
+            others += [] if dumps else [given]
+        elif not os.path.exists(given) and any(sign in given for sign in "*?["):  # noqa: PTH110
+            matches = sorted(map(Path, glob(given, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute pattern
+            dumps = [path for path in matches if path.is_file() and is_dump(path)]
+            others += [] if dumps else [given]
+        elif is_dump(Path(given)):
+            dumps = [Path(given)]
+        else:
+            dumps = []
+            others.append(given)
+        for path in dumps:
+            found.setdefault(os.path.realpath(path), path)
+    return list(found.values()), others
 
 
 def _has_their_keys(path: Path) -> bool:

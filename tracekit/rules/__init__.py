@@ -16,6 +16,7 @@ from tracekit.rules.capture_quality import (
     RankClaimedTwice,
 )
 from tracekit.rules.exposed import ExposedCommunication
+from tracekit.rules.hangs import HANG_RULES
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
 from tracekit.rules.stragglers import (
     EveryKernelSlow,
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     SlowLink(),
     EveryKernelSlow(),
     NetworkJitter(),
+    *HANG_RULES,
     NoSteps(),
     NoCommunication(),
     OpaqueGraphs(),
@@ -51,7 +53,7 @@ ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule, ...]]:
-    """(findings, costliest first; rules that could not be checked)."""
+    """(findings, a hang before all, then costliest first; rules that could not be checked)."""
     found: list[Finding] = []
     skipped: list[SkippedRule] = []
     for rule in RULES:
@@ -65,5 +67,11 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Costliest first: by gain where known, else by cost."""
-    return tuple(sorted(findings, key=lambda f: (-(f.gain_ns or f.cost_ns or 0), ORDER.index(f.severity), f.rule)))
+    """A hang before all, then costliest first: by gain where known, else by cost."""
+    hangs = {rule.code for rule in HANG_RULES}
+    return tuple(
+        sorted(
+            findings,
+            key=lambda f: (f.rule not in hangs, -(f.gain_ns or f.cost_ns or 0), ORDER.index(f.severity), f.rule),
+        )
+    )

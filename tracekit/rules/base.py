@@ -10,7 +10,7 @@ from tracekit.config import Thresholds
 from tracekit.metrics.accounting import mean
 from tracekit.metrics.links import Link
 from tracekit.metrics.views import RankView
-from tracekit.results import Account, Collective, Finding, Rank, Severity, SkippedRule, Steady, Straggler
+from tracekit.results import Account, Collective, Finding, Hang, Rank, Severity, SkippedRule, Steady, Straggler
 from tracekit.rules.ledger import Ledger
 from tracekit.timeline import Timeline
 
@@ -42,6 +42,9 @@ class Context:
     """The ranks' operations and bubbles row by row, in the order of ``ranks``."""
     ledger: Ledger
     """What of the bubbles no finding has claimed: a rule that states a cost claims it here."""
+
+    hang: Hang | None = None
+    """Why the job stands still, where the captures end in a hang."""
 
     @property
     def step(self) -> Account:

@@ -163,6 +163,8 @@ def _arrived(examined: Examined, cause: Cause) -> Draft:
         lacking = ["how much each rank sends to each other: the sums of an all-to-all do not tell whether it fits"]
         return Draft(verdict="undecided", group=cause.group, lacking=lacking)
     if cause.kind is Kind.ARRIVED:
+        if untold := _unknown_members(examined, cause.group):
+            return Draft(verdict="undecided", group=cause.group, lacking=[untold])
         return Draft(verdict="unfinished", group=cause.group)
     state = table.state[at]
     late = table.row[at][state == state[state != State.UNKNOWN].min()]
@@ -171,6 +173,17 @@ def _arrived(examined: Examined, cause: Cause) -> Draft:
         return Draft(verdict="host_blocked", group=cause.group, culprits=examined.ranks(late))
     culprits = examined.ranks(late) if len(late) < len(furthest) else NO_RANKS
     return Draft(verdict="state_mismatch", group=cause.group, culprits=culprits)
+
+
+def _unknown_members(examined: Examined, group: int) -> str | None:
+    """What is lacking where no source tells who belongs to a communicator, and not all ranks of the job are there."""
+    evidence = examined.evidence
+    index = examined.communicator_of(group)
+    if examined.members[index].size is not None:
+        return None
+    if evidence.world_size is not None and len(evidence.ranks) >= evidence.world_size:
+        return None
+    return f"which ranks belong to communicator {evidence.communicators[index].name}, and evidence of all of them"
 
 
 def _all_blocked(examined: Examined, rows: Int32) -> bool:

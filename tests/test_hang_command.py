@@ -1,0 +1,134 @@
+"""``tracekit hang``: what it prints, its JSON, its exit status."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.test_project import DOCS, keys_in_table, sections_of
+from tracekit.cli import main
+
+REAL = Path(__file__).parent / "readers" / "flight_recorder"
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["hang", *map(str, arguments)])
+
+
+def write_dumps(folder, entries_of, ranks, groups=None):
+    groups = groups or {"0": ("default_pg", ranks)}
+    config = {name: {"name": name, "desc": d, "ranks": str(list(r))} for name, (d, r) in groups.items()}
+    for rank in ranks:
+        entries = [
+            {
+                "record_id": i,
+                "process_group": (group, groups[group][0]),
+                "collective_seq_id": seq,
+                "profiling_name": f"nccl:{op}",
+                "input_sizes": [[4]],
+                "output_sizes": [[4]],
+                "input_dtypes": ["Float"],
+                "output_dtypes": ["Float"],
+                "state": state,
+                "is_p2p": False,
+                "retired": state == "completed",
+            }
+            for i, (group, seq, op, state) in enumerate(entries_of(rank))
+        ]
+        content = {"version": "2.4", "pg_config": config, "entries": entries}
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(content, protocol=2))
+    return folder
+
+
+def test_a_real_job():
+    result = run(REAL)
+    assert result.exit_code == 1
+    first = " ".join(result.stdout.split("\n\n")[0].split())
+    assert first == "Rank 2 never launched all-reduce 7 of communicator 0 (default_pg); ranks 0-1 wait."
+    for words in ("behind        rank 2", "train_step (job.py:15)", "What to try (TK301)", "TORCH_DISTRIBUTED_DEBUG"):
+        assert words in result.stdout
+
+
+def test_its_json_is_the_documented_object_alone():
+    result = run(REAL, "--json", "-")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    sections = sections_of(DOCS / "reference" / "json.md")
+    assert document.keys() == keys_in_table(sections["hang"])
+    assert document["last_activity"][0].keys() == keys_in_table(sections["last_activity"])
+    assert (document["verdict"], document["seq"], document["missing_ranks"]) == ("missing_rank", 7, [2])
+
+
+def test_a_cycle_is_drawn_and_documented(tmp_path):
+    def entries(rank):
+        calls = [("a", 1, "all_reduce", "started"), ("b", 1, "all_reduce", "scheduled")]
+        return calls if rank == 0 else [("b", 1, "all_reduce", "started"), ("a", 1, "all_reduce", "scheduled")]
+
+    write_dumps(tmp_path, entries, (0, 1), {"a": ("tp", (0, 1)), "b": ("dp", (0, 1))})
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Ranks 0-1 wait for one another: communicators")
+    drawn = result.stdout.split("Who waits for whom\n")[1].split("\n\n")[0].splitlines()
+    assert len(drawn) == 3
+    assert drawn[-1].split()[-1] == drawn[0].split("rank ")[1].split()[0]
+    cycle = json.loads(run(tmp_path, "--json", "-").stdout)["cycle"]
+    assert cycle[0].keys() == keys_in_table(sections_of(DOCS / "reference" / "json.md")["cycle"])
+
+
+def test_mismatches_are_told_and_documented(tmp_path):
+    op = {0: "all_reduce", 1: "_all_gather_base", 2: "all_reduce"}
+    write_dumps(tmp_path, lambda rank: [("0", 1, op[rank], "scheduled")], (0, 1, 2))
+    result = run(tmp_path)
+    assert "rank 1 all_gather 4 -> 4 elements" in " ".join(result.stdout.split("\n\n")[0].split())
+    row = json.loads(run(tmp_path, "--json", "-").stdout)["mismatches"][0]
+    assert row.keys() == keys_in_table(sections_of(DOCS / "reference" / "json.md")["mismatches"])
+    assert row["ranks"] == [1]
+
+
+def test_thousands_of_ranks_stay_readable(tmp_path):
+    def entries(rank):
+        calls = [("0", 1, "all_reduce", "completed"), ("0", 2, "all_reduce", "scheduled")]
+        return calls[:1] if rank in (7, 1500) else calls
+
+    write_dumps(tmp_path, entries, tuple(range(2000)))
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Ranks 7, 1500 never launched all-reduce 2")
+    assert len(result.stdout) < 2000
+
+
+def test_no_hang(tmp_path):
+    write_dumps(tmp_path, lambda rank: [("0", 1, "all_reduce", "completed")], (0, 1))
+    result = run(tmp_path)
+    assert (result.exit_code, result.stdout.split(":")[0]) == (0, "No hang")
+
+
+def test_undecided_says_what_is_lacking(tmp_path):
+    write_dumps(tmp_path, lambda rank: [("0", 1, "all_reduce", "scheduled")], (0, 1, 2))
+    (tmp_path / "nccl_trace_rank_1").unlink()
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "a capture or dump of rank 1" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["--no-such-option", "x"]])
+def test_wrong_usage(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_unreadable(tmp_path):
+    (tmp_path / "empty_0").write_bytes(b"")
+    (tmp_path / "half_1").write_bytes(b"\x80\x02}")
+    for path in ("empty_0", "half_1", "not_there"):
+        result = run(tmp_path / path)
+        assert result.exit_code == 3
+        assert len(result.stderr.splitlines()) == 2
+
+
+def test_names_cannot_steer_the_terminal(tmp_path):
+    write_dumps(tmp_path, lambda rank: [("0", 1, "x\x1b[31m", "scheduled")], (0, 1), {"0": ("\x1b]0;", (0, 1))})
+    assert "\x1b" not in run(tmp_path).stdout

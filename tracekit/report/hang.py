@@ -1,0 +1,155 @@
+"""A diagnosed hang as text: one sentence, both sides, what each rank was doing, what to try."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from tracekit.report.words import clean, duration, plural, runs, sentence, to_ascii
+from tracekit.results import Finding, Hang, LastActivity
+
+MOST_GROUPS = 12
+MOST_MISMATCHES = 8
+MOST_FRAMES = 6
+LABEL = 14
+
+
+def render_hang(hang: Hang, finding: Finding | None, claim: str, *, width: int, unicode: bool, verbose: bool) -> str:
+    """The whole text. Ranks that were doing the same are one line, however many they are."""
+    lines = [*_wrap(sentence(clean(claim, 2000)), width), ""]
+    lines += _facts(hang, width)
+    if hang.cycle:
+        lines += ["", "Who waits for whom", *_cycle(hang, unicode)]
+    if hang.mismatches:
+        lines += ["", "Collectives that were called differently", *_mismatches(hang, width, verbose)]
+    if hang.last_activity:
+        lines += ["", "What each rank did last", *_activities(hang, width, verbose)]
+    for heading, texts in (("What is lacking", hang.lacking), ("Notes", hang.notes)):
+        if texts:
+            lines += ["", heading, *(line for text in texts for line in _item(text, width))]
+    if finding is not None:
+        lines += ["", f"What to try ({finding.rule})", *_indented(finding.fix, width)]
+    text = "\n".join(clean(line.rstrip(), 2000) for line in lines)  # names come from captures and dumps
+    return text if unicode else to_ascii(text)
+
+
+def _facts(hang: Hang, width: int) -> Iterator[str]:
+    yield from _fact("verdict", hang.verdict, width)
+    if hang.communicator is not None:
+        named = f" ({hang.description})" if hang.description else ""
+        yield from _fact("communicator", hang.communicator + named, width)
+        yield from _fact("collective", f"{hang.op or 'of unknown op'}, number {hang.seq}", width)
+    for label, ranks in (
+        ("ahead", hang.ahead_ranks),
+        ("behind", hang.behind_ranks),
+        ("missing", hang.missing_ranks),
+        ("waiting", hang.waiting_ranks),
+        ("look at", hang.culprits),
+    ):
+        if ranks:
+            yield from _fact(label, _ranks(ranks), width)
+    for label, value in (("step", hang.step), ("module", hang.module)):
+        if value is not None:
+            yield from _fact(label, str(value), width)
+
+
+def _cycle(hang: Hang, unicode: bool) -> Iterator[str]:
+    top, side, bottom = ("┌─> ", "│   ", "└── ") if unicode else ("+-> ", "|   ", "+-- ")
+    for i, wait in enumerate(hang.cycle):
+        what = f"{wait.op or 'a collective'} {wait.seq} of {clean(wait.communicator, 60)}"
+        yield f"  {side if i else top}rank {wait.rank} is inside {what} and waits for"
+    yield f"  {bottom}rank {hang.cycle[0].rank}"
+
+
+def _mismatches(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
+    shown = hang.mismatches if verbose else hang.mismatches[:MOST_MISMATCHES]
+    for row in shown:
+        yield from _item(f"{row.verdict} at {row.seq} of {clean(row.communicator, 60)}:", width)
+        for ranks, call in row.found:
+            yield from _wrap(f"{_ranks(ranks)}: {clean(call)}", width, "      ")
+        if len(row.found) == 1:
+            yield from _wrap(f"expected {row.expected}", width, "      ")
+    if len(hang.mismatches) > len(shown):
+        yield f"  and {len(hang.mismatches) - len(shown)} more (--verbose)"
+
+
+def _activities(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row in hang.last_activity:
+        groups.setdefault(tuple(_doing(row)), []).append(row.rank)
+    first = set(hang.culprits) or set(hang.behind_ranks)
+    order = sorted(groups.items(), key=lambda group: (first.isdisjoint(group[1]), -len(group[1]), group[1]))
+    shown = order if verbose else order[:MOST_GROUPS]
+    for doing, ranks in shown:
+        yield from _item(f"{_ranks(ranks)}:", width)
+        for text in doing:
+            yield from _wrap(text, width, "      ")
+    if len(order) > len(shown):
+        rest = sum(len(ranks) for _, ranks in order[len(shown) :])
+        yield f"  and {plural(rest, 'rank')} in {plural(len(order) - len(shown), 'further group')} (--verbose)"
+
+
+def _doing(row: LastActivity) -> Iterator[str]:
+    doing = row.activity
+    if row.seq is None:
+        yield "no collective is known of it"
+    else:
+        state = f", {row.state}" if row.state else ""
+        yield f"last collective {row.op or 'of unknown op'} {row.seq} of {clean(row.communicator or '?', 60)}{state}"
+    if doing.open_ranges:
+        yield "inside " + " > ".join(clean(name, 80) for name in doing.open_ranges)
+    where = [("step", doing.step), ("phase", doing.phase), ("module", doing.module)]
+    if any(value is not None for _, value in where):
+        yield "in " + ", ".join(f"{label} {clean(str(value), 80)}" for label, value in where if value is not None)
+    if doing.last_call:
+        yield f"last CUDA call {clean(doing.last_call, 80)}" + (
+            ", which never returned" if doing.last_call_open else ""
+        )
+    if doing.os_call:
+        yield f"blocked in {clean(doing.os_call, 80)}"
+    if doing.idle_ns is not None:
+        yield f"idle for {duration(_coarse(doing.idle_ns))} or more"
+    if doing.frames:
+        yield "called from " + ", ".join(clean(frame, 120) for frame in doing.frames[:MOST_FRAMES])
+
+
+def _coarse(ns: int) -> int:
+    """A duration cut to one digit, so that ranks that differ by a little are told together."""
+    text = str(max(ns, 0))
+    return int(text[0] + "0" * (len(text) - 1))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    count = f" ({len(ranks):,})" if len(ranks) > 4 else ""
+    return f"{noun} {_cut(runs(ranks))}{count}"
+
+
+def _cut(text: str) -> str:
+    parts = text.split(", ")
+    return text if len(parts) <= 10 else ", ".join([*parts[:6], "...", *parts[-2:]])
+
+
+def _fact(label: str, value: str, width: int) -> list[str]:
+    indent = " " * (LABEL + 2)
+    return textwrap.wrap(
+        clean(value, 2000),
+        width,
+        initial_indent=f"  {label:<{LABEL}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+    )
+
+
+def _item(text: str, width: int) -> list[str]:
+    return _wrap(text, width, "  ")
+
+
+def _indented(text: str, width: int) -> list[str]:
+    return _wrap(text, width, "  ")
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  " * bool(indent), break_long_words=False
+    )
