@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -137,20 +139,14 @@ class Rows:
 
     def add(self, entries: list[dict[str, Any]]) -> None:
         """All entries, oldest first; the members of a coalesced group become one row."""
-        i = 0
-        while i < len(entries):
-            entry = entries[i]
-            key = _key(entry)
-            j = i + 1
-            while j < len(entries) and key is not None and _key(entries[j]) == key:
-                j += 1
+        for key, pairs in groupby(zip(map(_key, entries), entries, strict=True), key=itemgetter(0)):
+            members = [entry for _, entry in pairs]
             if key is None:
-                self.passed_over += 1
-            elif entry.get("is_p2p"):
-                self._point_to_point(entries[i:j])
+                self.passed_over += len(members)
+            elif key[1]:
+                self._point_to_point(members)
             else:
-                self._collective(entry if j == i + 1 else None, entries[i:j], key[2])
-            i = j
+                self._collective(members, key[2])
 
     def columns(self) -> dict[str, np.typing.NDArray[np.int64]]:
         """What was gathered, by name of column."""
@@ -158,9 +154,10 @@ class Rows:
         names = ("communicator", "seq", "op", "elements_in", "elements_out", "dtype", "state")
         return dict(zip(names, table, strict=True))
 
-    def _collective(self, single: dict[str, Any] | None, members: list[dict[str, Any]], seq: int) -> None:
+    def _collective(self, members: list[dict[str, Any]], seq: int) -> None:
         group = self._group(members[0]["process_group"])
-        if single is not None:
+        if len(members) == 1:
+            single = members[0]
             op = self._op(single.get("profiling_name"))
             sizes = _elements(single.get("input_sizes")), _elements(single.get("output_sizes"))
             dtype = _dtype(single)
@@ -170,7 +167,7 @@ class Rows:
             op = ops.pop() if len(ops) == 1 else GROUP_END
             sizes = _total(inner, "input_sizes"), _total(inner, "output_sizes")
             dtype = _dtype(inner[0])
-        state = max(self._state(m, seq) for m in members)  # only one of a group is followed to its end
+        state = max([self._state(m, seq) for m in members])  # only one of a group is followed to its end
         self._rows.append((group, seq, self._name(op), *sizes, self._name(dtype), state))
 
     def _point_to_point(self, members: list[dict[str, Any]]) -> None:
@@ -263,10 +260,11 @@ def op_of(profiling_name: str) -> str:
 def _key(entry: dict[str, Any]) -> tuple[str, bool, int] | None:
     """What the members of one coalesced group share; None for an entry that is not one."""
     group = entry.get("process_group")
-    seq = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id")
-    if type(seq) is not int or not 0 <= seq < LARGEST or not isinstance(group, list | tuple) or not group:
+    to_one = bool(entry.get("is_p2p"))
+    seq = entry.get("p2p_seq_id" if to_one else "collective_seq_id")
+    if type(seq) is not int or not 0 <= seq < LARGEST or type(group) not in (list, tuple) or not group:
         return None
-    return str(group[0]), bool(entry.get("is_p2p")), seq
+    return str(group[0]), to_one, seq
 
 
 def _groups(config: Any) -> dict[str, Group]:
@@ -327,7 +325,7 @@ def _wrapped(entries: list[dict[str, Any]]) -> bool:
 
 def _elements(shapes: Any) -> int:
     """Elements of all tensors together; UNKNOWN where they are not told."""
-    if not isinstance(shapes, list | tuple) or len(shapes) > MOST_TENSORS:
+    if type(shapes) not in (list, tuple) or len(shapes) > MOST_TENSORS:
         return UNKNOWN
     try:
         total = sum([prod(shape) if len(shape) <= MOST_DIMENSIONS else 1.0 for shape in shapes])
