@@ -86,9 +86,10 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - begin
         hang = json.loads(done.stdout)
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{arguments.ranks} ranks x {arguments.entries} entries, {size / 1e6:.0f} MB of dumps")
-    print(f"{seconds:.1f} s, largest process {peak:.2f} GB")
+    peak, cpu = used.ru_maxrss / 1e6, used.ru_utime + used.ru_stime
+    print(f"{seconds:.1f} s, {cpu:.1f} s of CPU in all processes, largest process {peak:.2f} GB")
     print(f"{hang['verdict']}, {hang['communicator']} {hang['seq']}, culprits {hang['culprits']}")
 
 

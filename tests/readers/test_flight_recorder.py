@@ -122,6 +122,21 @@ def test_a_dump_whose_rank_nothing_tells(tmp_path):
         read_dumps([dump(tmp_path / "trace", [entry(1)])])
 
 
+def test_several_processes_read_the_same(tmp_path, monkeypatch):
+    paths = [dump(tmp_path / f"r_{rank}", [entry(1), entry(2, state="started")], config={}) for rank in range(40)]
+    alone = read_dumps(paths)
+    monkeypatch.setattr("tracekit.readers.dumps.PARALLEL_FROM", 0)
+    monkeypatch.setattr("tracekit.readers.dumps.cores", lambda: 2)
+    told = []
+    together = read_dumps(paths, lambda done, expected: told.append((done, expected)))
+    assert [columns(together, row) for row in range(40)] == [columns(alone, row) for row in range(40)]
+    assert told == [(16, 40), (32, 40), (40, 40)]
+    paths[20].write_bytes(pickle.dumps(RunsCode()))
+    with pytest.raises(CaptureError, match="wants to load") as caught:
+        read_dumps(paths)
+    assert caught.value.hint
+
+
 def test_two_dumps_of_one_rank(tmp_path):
     paths = [dump(tmp_path / f"{name}_1", [entry(1)]) for name in ("a", "b")]
     with pytest.raises(CaptureError, match="two dumps of rank 1"):

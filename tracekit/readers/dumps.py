@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +13,12 @@ import numpy as np
 from tracekit.errors import CaptureError
 from tracekit.evidence import UNKNOWN, Activity, Communicator, Entries, Evidence, RankEvidence
 from tracekit.readers.flight_recorder import Dump, Group, read_dump, unknown_rank
+from tracekit.workers import POSSIBLE, WorkerEndedError, cores, run
 
 PARALLEL_FROM = 32 << 20
 """Bytes of dumps from which more than one process reads them."""
-CHUNK = 8
+CHUNK = 16
+MOST_PROCESSES = 16
 
 Progress = Callable[[int, int], None]
 
@@ -31,11 +29,7 @@ def read_dumps(paths: Sequence[Path], progress: Progress | None = None) -> Evide
     Raises `CaptureError` for a file that is no dump, two dumps of one rank, a dump of unknown rank, and dumps whose
     process groups contradict one another: they are of different jobs.
     """
-    dumps: list[Dump] = []
-    for dump in _read_all(paths):
-        dumps.append(dump)
-        if progress:
-            progress(len(dumps), len(paths))
+    dumps = _read_all(paths, progress or (lambda done, expected: None))
     _check_ranks(dumps)
     job = Job()
     ranks = [job.add(dump) for dump in sorted(dumps, key=lambda dump: dump.rank or 0)]
@@ -117,34 +111,32 @@ class Job:
         return self._name_of[name]
 
 
-def _read_all(paths: Sequence[Path]) -> Iterator[Dump]:
+def _read_all(paths: Sequence[Path], progress: Progress) -> list[Dump]:
     """In order of the paths; by several processes where it is much."""
-    workers = min(os.cpu_count() or 1, 8, len(paths))
-    size = sum(path.stat().st_size for path in paths if path.exists())
-    if workers < 2 or size < PARALLEL_FROM:
-        yield from _without_collector(paths)
-        return
-    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
-    context = multiprocessing.get_context("spawn")
+    chunks = [(paths[i : i + CHUNK],) for i in range(0, len(paths), CHUNK)]
+    processes = min(cores(), MOST_PROCESSES, len(chunks))
+    if processes < 2 or not POSSIBLE or sum(path.stat().st_size for path in paths if path.exists()) < PARALLEL_FROM:
+        dumps = []
+        for done, chunk in enumerate(chunks, start=1):
+            dumps += _read_chunk(*chunk)
+            progress(min(done * CHUNK, len(paths)), len(paths))
+        return dumps
     try:
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            for dumps in pool.map(_read_chunk, chunks):
-                yield from dumps
-    except BrokenProcessPool as error:
-        raise CaptureError("the dumps could not be read: a reading process died", hint="Read fewer at once.") from error
+        read = run(_read_chunk, chunks, processes, lambda done: progress(min(done * CHUNK, len(paths)), len(paths)))
+    except WorkerEndedError as error:
+        raise CaptureError(
+            f"{chunks[error.task][0][0]}: the process that read it and its neighbours ended ({error.how})",
+            hint="Read fewer dumps at once, or leave these out.",
+        ) from error
+    return [dump for dumps in read for dump in dumps]
 
 
 def _read_chunk(paths: Sequence[Path]) -> list[Dump]:
-    return list(_without_collector(paths))
-
-
-def _without_collector(paths: Sequence[Path]) -> Iterator[Dump]:
-    """Millions of small containers, none of them in a cycle, keep the garbage collector busy for nothing."""
+    """Some dumps, without the garbage collector: their millions of small containers are in no cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        for path in paths:
-            yield read_dump(path)
+        return [read_dump(path) for path in paths]
     finally:
         if enabled:
             gc.enable()
