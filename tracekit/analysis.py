@@ -142,7 +142,7 @@ def analyze(
             not_aligned=_not_aligned(timeline, tracks, together),
             thresholds=options.thresholds,
             views=views,
-            ledger=Ledger(views, mean_step(ranks, steady), steady),
+            ledger=Ledger(views, ranks, mean_step(ranks, steady), steady),
         )
         findings, skipped = check_all(context)
         replay, findings = _replayed(timeline, measured, together, steady, verdict.stragglers, findings, options)

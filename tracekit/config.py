@@ -38,12 +38,28 @@ class Thresholds:
     """† A collective that starts this soon after its launch call was waiting for nothing but the launch."""
     launch_latency_ns: int = 5_000
     """† A shorter idle gap is what starting a kernel takes; timestamps and clocks leave doubts of this size anyway."""
-    refill_ns: int = 100_000
+    refill_ns: int = 1_000_000
     """† For so long after a call that blocked until the GPU ran dry, the call is why the host has nothing queued."""
     quiet_ns: int = 100_000
     """† Without a CUDA call for so long, the launching thread is busy with something else than launching."""
     tensor_bytes: int = 1 << 20
     """† A copy of this size or more carries tensors, not a loss or a flag."""
+    reported_share: float = 0.01
+    """† Lost time of one host-side cause below this share of the step is not worth a finding."""
+    late_gaps_share: float = 0.5
+    """† From this share of idle gaps ending with a late launch on, a job is launch-bound."""
+    late_gaps: int = 5
+    """† Fewer late launches a step are single events, not a host that cannot keep up."""
+    pause_ns: int = 1_000_000
+    """† A host that launches nothing for so long does not run behind: it pauses."""
+    pauses_share: float = 0.5
+    """† What pauses a rank in more than this share of its steps is regular work, not a garbage collector."""
+    data_gap_ns: int = 200_000
+    """† A GPU that waits for its batch less than this (median over the waits) is fed well enough."""
+    single_value_bytes: int = 64
+    """† A copy to the host of so few bytes reads a value: .item(), a comparison, print."""
+    checkpoint_bytes: int = 16 << 20
+    """† So much copied to the host between two steps is a state being saved."""
     length_variation: float = 0.1
     """† Coefficient of variation of compute over ranks and steps from which sequence lengths are suspected."""
     length_correlation: float = 0.9

@@ -98,10 +98,10 @@ def test_a_sync_call_that_lets_the_gpu_run_dry_has_the_time_until_the_next_launc
 
 
 def test_long_after_a_sync_call_it_is_the_host():
-    """Refilling is given 100 us from the call's return."""
-    job, rank = two_kernels(500, called=(490, 495))
+    """Refilling is given 1 ms from the call's return."""
+    job, rank = two_kernels(5000, called=(4990, 4995))
     rank.call("cudaStreamSynchronize", 20 * US, 110 * US)
-    assert causes(job)[0] == {"sync_call": 110 * US, "host_other": 390 * US}
+    assert causes(job)[0] == {"sync_call": 1010 * US, "host_other": 3990 * US}
 
 
 def test_a_sync_call_on_an_idle_gpu_has_only_its_own_time():
@@ -194,7 +194,7 @@ def test_pieces_cover_the_gaps_and_know_them():
     job, rank = two_kernels(500, called=(490, 495))
     rank.call("cudaStreamSynchronize", 20 * US, 110 * US)
     rank.kernel(710 * US, 720 * US, called=600 * US)
-    _, pieces = causes(job)
+    _, pieces = causes(job, thresholds=Thresholds(refill_ns=100 * US))
     assert pieces.start.tolist() == [100 * US, 210 * US, 700 * US]
     assert pieces.end.tolist() == [210 * US, 600 * US, 710 * US]
     assert pieces.gap.tolist() == [0, 0, 1]

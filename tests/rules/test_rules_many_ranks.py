@@ -422,7 +422,8 @@ def test_costs_never_exceed_the_exposed_time():
     """GIVEN a slow link and a slow rank together."""
     job = pairs(lambda pair, _: (900 if pair == 2 else 100) * US, late=lambda r, _: 150 * US * (r == 1), hosts=HOSTS)
     analysis = analyzed(job)
-    assert sum(f.cost_ns or 0 for f in analysis.findings) <= sum(r.totals.exposed_comm_ns for r in analysis.ranks) / 8
+    costs = [f.cost_ns or 0 for f in analysis.findings if f.rule.startswith(("TK1", "TK2"))]
+    assert sum(costs) <= sum(r.totals.exposed_comm_ns for r in analysis.ranks) / 8
 
 
 def test_a_slow_link_costs_no_more_than_the_steady_steps_expose():

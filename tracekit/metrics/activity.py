@@ -133,6 +133,14 @@ class Activity:
         )
 
     @property
+    def named_ranges(self) -> Bool:
+        """(ranges,) mask of those with a name that are not NCCL's."""
+        ranges = self.process.ranges
+        nccl = [i for i in np.unique(ranges.domain).tolist() if i != NONE and self.names[i] == "NCCL"]
+        result: Bool = (ranges.name != NONE) & ~np.isin(ranges.domain, np.array(nccl, ranges.domain.dtype))
+        return result
+
+    @property
     def tells_of_data(self) -> bool:
         """Whether any range of the process loads data."""
         return bool(self.is_data.any())
@@ -165,6 +173,12 @@ class Activity:
         """Row of the thread's last call that started before each instant; ``among`` picks the calls that count."""
         calls = self.process.calls
         rows = _rows(calls.thread, thread, among)
+        return _picked(rows, np.searchsorted(calls.start[rows], t) - 1)
+
+    def call_of(self, thread: int, t: Int64, doing: Doing) -> Int64:
+        """Row of the last call of a kind, on a thread or on the main one, that started before each instant."""
+        calls = self.process.calls
+        rows = np.flatnonzero(((calls.thread == thread) | (calls.thread == self.speaker)) & (self.doing == doing))
         return _picked(rows, np.searchsorted(calls.start[rows], t) - 1)
 
     def range_around(self, thread: int, t: Int64, among: Bool | None = None) -> Int64:

@@ -15,8 +15,10 @@ from tracekit.rules.capture_quality import (
     RaggedEnds,
     RankClaimedTwice,
 )
+from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
 from tracekit.rules.hangs import HANG_RULES
+from tracekit.rules.host import AllocatorRetries, DataLoading, LaunchBound, Pauses, SyncCall
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
 from tracekit.rules.stragglers import (
     EveryKernelSlow,
@@ -39,6 +41,14 @@ RULES: tuple[Rule, ...] = (
     EveryKernelSlow(),
     NetworkJitter(),
     *HANG_RULES,
+    CheckpointSave(),
+    HeldByCopy(),
+    OffloadExposed(),
+    AllocatorRetries(),
+    SyncCall(),
+    DataLoading(),
+    Pauses(),
+    LaunchBound(),
     NoSteps(),
     NoCommunication(),
     OpaqueGraphs(),

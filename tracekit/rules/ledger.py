@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.views import RankView
-from tracekit.results import Account, Steady
+from tracekit.results import Account, Rank, Steady
 
 Bool = NDArray[np.bool_]
 Pick = Callable[[RankView], Bool]
@@ -22,7 +22,7 @@ class Ledger:
     Rules run in one order; who comes first has the time. Sums are ns a step, mean over ranks, rounded down.
     """
 
-    def __init__(self, views: Sequence[RankView], step: Account, steady: Steady | None) -> None:
+    def __init__(self, views: Sequence[RankView], ranks: Sequence[Rank], step: Account, steady: Steady | None) -> None:
         self._views = views
         self._step = step
         self._counted = [
@@ -30,8 +30,8 @@ class Ledger:
             for view in views
         ]
         self._left = [np.where(counted, v.bubbles.ns, 0) for v, counted in zip(views, self._counted, strict=True)]
-        pairs = sum(len(np.unique(v.bubbles.step[c])) for v, c in zip(views, self._counted, strict=True))
-        self._windows = max(pairs if steady else len(views), 1)
+        kept = frozenset(steady.steps if steady else ())
+        self._steps = [sum(step.step in kept for step in rank.steps) if steady else 1 for rank in ranks]
         self._claimed = dict.fromkeys(Lost, 0)
 
     def claim(self, pick: Pick, at_most_ns: int | None = None) -> int:
@@ -61,6 +61,15 @@ class Ledger:
         }
         return terms[lost] - self._claimed[lost]
 
+    @property
+    def windows(self) -> int:
+        """Over how many steps sums are spread: those of each rank; without steps a rank counts as one."""
+        return max(sum(self._steps), 1)
+
+    def steps_of(self, view: RankView) -> int:
+        """How many of these are a rank's own."""
+        return self._steps[self._views.index(view)]
+
     def counted(self, view: RankView) -> Bool:
         """(n,) mask of a rank's bubbles that lie in the steady steps."""
         return self._counted[self._views.index(view)]
@@ -70,4 +79,4 @@ class Ledger:
         for view, left, mask in zip(self._views, self._left, masks, strict=True):
             for lost in Lost:
                 sums[lost] += int(left[mask & (view.bubbles.lost == lost)].sum())
-        return {lost: ns // self._windows for lost, ns in sums.items()}
+        return {lost: ns // self.windows for lost, ns in sums.items()}

@@ -1,0 +1,181 @@
+"""TK401 to TK408 and TK414: each fires on its fault, and on nothing that looks like it."""
+
+from dataclasses import replace
+
+import host_jobs as jobs
+import pytest
+from host_jobs import MB, STEPS, US, job
+
+import tracekit
+from tracekit.analysis import Options
+from tracekit.results import Severity
+
+ALWAYS = {"TK902"}
+"""The jobs do not communicate."""
+STEADY = STEPS - 1
+
+
+def findings(timeline, **options):
+    return {finding.rule: finding for finding in tracekit.analyze(timeline, Options(**options)).findings}
+
+
+def value(finding, metric):
+    (found,) = [e.value for e in finding.evidence if e.metric == metric]
+    return found
+
+
+CASES = [
+    # inside the forward pass
+    (jobs.item, None, "TK402"),
+    (jobs.event_of_long_ago, None, None),
+    (jobs.retry, None, "TK403"),
+    (jobs.growing, None, None),
+    (jobs.retry_in_step_0, None, None),
+    (jobs.loader, None, "TK405"),
+    (jobs.quick_loader, None, None),
+    (jobs.pause_in_step_2, None, "TK406"),
+    (jobs.work_in_each_step, None, None),
+    (jobs.pageable_input, None, "TK408"),
+    (jobs.pinned_input_beside, None, None),
+    (jobs.offload, None, "TK414"),
+    (jobs.offload_beside, None, None),
+    (jobs.small_kernels, None, "TK401"),
+    (jobs.small_kernels_in_time, None, None),
+    # between two steps
+    (None, jobs.loader, "TK405"),
+    (None, jobs.unannotated_loader, "TK405"),
+    (None, jobs.quick_loader, None),
+    (None, jobs.save, "TK407"),
+    (None, jobs.save_small, None),
+    (None, jobs.pageable_input, "TK408"),
+    (None, jobs.item, "TK402"),
+    (None, None, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "between", "rule"), CASES, ids=[f"{(c[0] or c[1] or job).__name__}-{c[2]}" for c in CASES]
+)
+def test_a_rule_fires_on_its_fault_and_on_no_other(fault, between, rule):
+    timeline = job(fault, between=between)
+    found = findings(timeline)
+    fired = set(found) - ALWAYS
+    if between is jobs.save_small:  # not a checkpoint, and yet something that the GPU waits for
+        fired -= {"TK402", "TK405", "TK406"}
+    assert fired == ({rule} if rule else set())
+    analysis = tracekit.analyze(timeline)
+    claimed = sum(f.cost_ns or 0 for f in found.values())
+    assert claimed <= analysis.steady.account.idle_ns + analysis.steady.account.exposed_copy_ns
+
+
+def test_tk401_in_numbers():
+    """120 kernels of 3 us a step, launched 12 us apart: 9 us of idle time before each but the first."""
+    found = findings(job(jobs.small_kernels))["TK401"]
+    assert found.cost_ns == pytest.approx(119 * 9 * US, rel=0.05)
+    assert value(found, "idle gaps that end with a late launch") > 0.98
+    assert value(found, "late launches") == pytest.approx(120, abs=2)
+    assert value(found, "median kernel") == 3
+    assert value(found, "median time from launch to launch") == 12
+    assert found.severity == Severity.ERROR
+    assert found.steps == tuple(range(1, STEPS))
+
+
+def test_tk401_is_about_hosts_that_run_behind_all_the_time():
+    assert "TK401" not in findings(job(lambda p: jobs.small_kernels(p, count=4)))
+
+
+def test_tk401_without_launch_calls_is_not_checked():
+    timeline = job()
+    lacking = replace(timeline, captures=tuple(replace(c, lacks=("launch_rows",)) for c in timeline.captures))
+    skipped = {s.rule: s.capture_with for s in tracekit.analyze(lacking).skipped_rules}
+    assert {"TK401", "TK402", "TK403", "TK405", "TK406"} <= set(skipped)
+    assert "nsys profile -t cuda" in skipped["TK401"]
+
+
+def test_tk402_in_numbers():
+    """From the copy's end the host needs 4 us to return, 300 of Python, and 8 to the kernel."""
+    found = findings(job(jobs.item))["TK402"]
+    assert found.cost_ns == 312 * US
+    assert found.title == "cudaStreamSynchronize in forward lets the GPU run dry"
+    assert value(found, "gaps that they begin") == 1
+    assert value(found, "after a copy of a single value to the host") == 1
+    assert ".item()" in found.fix
+
+
+def test_tk402_knows_gradient_norms():
+    def clip(p):
+        p.rank.range("clip_grad_norm", jobs.us(p.host), jobs.us(p.gpu + 306))
+        return jobs.item(p)
+
+    found = findings(job(clip))["TK402"]
+    assert "clip_grad_norm" in found.title
+    assert "error_if_nonfinite" in found.fix
+
+
+def test_tk403_in_numbers():
+    found = findings(job(jobs.retry))["TK403"]
+    assert (value(found, "calls that free"), value(found, "calls that allocate")) == (1, 1)
+    assert found.cost_ns == 918 * US
+    assert "expandable_segments" in found.fix
+
+
+def test_tk405_in_numbers():
+    found = findings(job(None, between=jobs.loader))["TK405"]
+    assert value(found, "told by") == "ranges that load data"
+    assert value(found, "longest wait") == pytest.approx(0.7, abs=0.02)
+    assert found.cost_ns == pytest.approx(700 * US * 3 / STEADY, rel=0.03)  # nothing comes after the last step
+    found = findings(job(None, between=jobs.unannotated_loader))["TK405"]
+    assert value(found, "told by") == "gaps between steps without a CUDA call"
+
+
+def test_tk405_names_the_ranks():
+    timeline = job(ranks=2, between=lambda p: jobs.loader(p) if p.rank.pid == 1001 else p)
+    found = findings(timeline)["TK405"]
+    assert found.ranks == (1,)
+    assert found.title.endswith("on 1 of 2 ranks")
+    assert found.cost_ns == pytest.approx(350 * US * 3 / STEADY, rel=0.03)
+
+
+def test_tk406_in_numbers():
+    found = findings(job(jobs.pause_in_step_2))["TK406"]
+    assert found.steps == (2,)
+    assert value(found, "pauses without a CUDA call") == 1
+    assert value(found, "longest pause") == pytest.approx(2.5, abs=0.02)
+    assert value(found, "steps with a pause") == 1 / STEADY
+    assert found.cost_ns == pytest.approx(2_508 * US / STEADY, rel=0.01)
+
+
+def test_tk407_in_numbers():
+    """A save after step 2, of two copies of 20 MiB and 3 ms of writing; the one after the last step is in none."""
+    found = findings(job(None, between=jobs.save))["TK407"]
+    assert found.steps == (2,)
+    assert value(found, "gaps between steps with copies of tensors to the host") == 1
+    assert value(found, "copied to the host each time") == pytest.approx(40 * MB / 1e6, abs=0.1)
+    assert value(found, "longest gap") == pytest.approx(5.0, abs=0.03)
+    assert found.cost_ns == pytest.approx(5_008 * US / STEADY, rel=0.01)
+    assert "async_save" in found.fix
+
+
+def test_tk408_in_numbers():
+    found = findings(job(jobs.pageable_input))["TK408"]
+    assert value(found, "pageable") == pytest.approx(400 / 448, abs=0.001)
+    assert value(found, "copied") == 0.5
+    assert found.cost_ns == 448 * US  # the copy, and 48 us until the next kernel
+
+
+def test_tk408_also_of_pinned_memory_in_the_way_of_compute():
+    def in_the_way(p):
+        p.copy(p.gpu, p.gpu + 400, called=(p.host, p.host + 5), name="memcpy HtoD", bytes=3 * MB)
+        return jobs.moved(p, p.host + 10, p.gpu + 400)
+
+    found = findings(job(None, between=in_the_way))["TK408"]
+    assert "on the stream that computes" in found.title
+    assert value(found, "pageable") == 0
+
+
+def test_tk414_in_numbers():
+    found = findings(job(jobs.offload))["TK414"]
+    assert found.cost_ns == 400 * US
+    assert value(found, "to the host") == 1
+    assert value(found, "on the stream that computes") == 1
+    assert value(found, "copied while nothing else runs") == pytest.approx(10 * MB / 1e6, abs=0.1)

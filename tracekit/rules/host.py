@@ -1,0 +1,338 @@
+"""TK401 to TK403, TK405 and TK406: a host that lets its GPU run dry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.activity import Doing, is_allocation, is_free
+from tracekit.metrics.bubbles import Lost
+from tracekit.metrics.copies import TO_HOST, named
+from tracekit.metrics.views import RankView
+from tracekit.readers.nsys_sqlite import REMEDIES
+from tracekit.results import Evidence, Finding, SkippedRule
+from tracekit.rules.base import Context
+from tracekit.rules.loss import Loss, Weights, add_places, blocking_calls, milliseconds
+from tracekit.timeline import NONE, Kind
+
+Bool = NDArray[np.bool_]
+Int64 = NDArray[np.int64]
+
+
+def without_launches(context: Context, rule: str) -> SkippedRule | None:
+    """Why a rule about the host cannot be checked: no capture tells of its calls."""
+    if all("launch_rows" in capture.lacks for capture in context.timeline.captures):
+        return SkippedRule(
+            rule=rule, reason="the captures hold no CUDA API calls", capture_with=REMEDIES["launch_rows"][1]
+        )
+    return None
+
+
+class LaunchBound:
+    """TK401: kernels are over before the next ones have been launched."""
+
+    code = "TK401"
+    title = "The host launches too slowly for the GPU"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Fires where most idle gaps end with a late launch, often in each step, and cost 2 % of the step."""
+        if skipped := without_launches(context, self.code):
+            yield skipped
+            return
+        limits = context.thresholds
+        counts = {view.rank: _gaps(view, context.ledger.counted(view)) for view in context.views}
+        bound = {rank for rank, (_, late, all_) in counts.items() if all_ and late >= limits.late_gaps_share * all_}
+
+        def pick(view: RankView) -> Bool:
+            bubbles = view.bubbles
+            ours = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.ns < limits.pause_ns)
+            return (ours | counts[view.rank][0]) if view.rank in bound else np.zeros(len(bubbles), np.bool_)
+
+        loss = Loss.of(context, pick)
+        late = sum(counts[rank][1] for rank in loss.ranks)
+        if loss.share < limits.warning_share or late < limits.late_gaps * loss.windows * len(loss.ranks) / len(
+            context.ranks
+        ):
+            return
+        kernel, launch = _pace(context, loss)
+        yield loss.report(
+            self.code,
+            f"The host launches too slowly: the GPU idles {loss.percent} between kernels",
+            [
+                Evidence(
+                    metric="idle gaps that end with a late launch",
+                    value=round(late / sum(counts[rank][2] for rank in loss.ranks), 4),
+                    unit="of gaps",
+                    threshold=limits.late_gaps_share,
+                ),
+                Evidence(metric="late launches", value=round(late / loss.windows, 1), unit="a step"),
+                Evidence(metric="median kernel", value=round(kernel / 1e3, 1), unit="us"),
+                Evidence(metric="median time from launch to launch", value=round(launch / 1e3, 1), unit="us"),
+            ],
+            'Launch less, not faster: CUDA graphs (torch.compile(mode="reduce-overhead"), torch.cuda.graph), fused '
+            "kernels and optimizer (fused=True), a larger microbatch. Check first that tracing itself is not the load.",
+        )
+
+
+def _gaps(view: RankView, counted: Bool) -> tuple[Bool, int, int]:
+    """(short bubbles that a late launch ended, number of gaps that one ended, number of gaps before compute).
+
+    Only gaps that end with compute whose launch is known.
+    """
+    bubbles, calls = view.bubbles, view.process.calls
+    rows = np.flatnonzero((bubbles.lost == Lost.IDLE) & counted)
+    call = np.where(bubbles.after[rows] != NONE, view.ops.call[np.maximum(bubbles.after[rows], 0)], NONE)
+    known = (call != NONE) & (view.ops.kind[np.maximum(bubbles.after[rows], 0)] == Kind.COMPUTE)
+    rows, call = rows[known], call[known]
+    latency = np.zeros(len(bubbles), np.bool_)
+    if len(rows) == 0:
+        return latency, 0, 0
+    # The pieces of one gap have one operation after them, and the first begins where the one before ended.
+    first = np.append(True, bubbles.after[rows[1:]] != bubbles.after[rows[:-1]])
+    gap_start = bubbles.start[rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))]]
+    late = calls.end[call] > gap_start
+    latency[rows[late & bubbles.of_cause(Lost.IDLE, "launch_latency")[rows]]] = True
+    return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first))
+
+
+def _pace(context: Context, loss: Loss) -> tuple[float, float]:
+    """(median compute kernel, median time from one launch of one to the next on the same thread), ns."""
+    view = loss.views[0]
+    rows = np.flatnonzero((view.ops.kind == Kind.COMPUTE) & (view.ops.call != NONE))
+    calls = view.process.calls
+    order = np.lexsort((calls.start[view.ops.call[rows]], calls.thread[view.ops.call[rows]]))
+    begun = calls.start[view.ops.call[rows[order]]]
+    apart = np.diff(begun)
+    apart = apart[apart > 0]
+    lengths = view.ops.end[rows] - view.ops.start[rows]
+    return float(np.median(lengths)), float(np.median(apart)) if len(apart) else 0.0
+
+
+class SyncCall:
+    """TK402: a call that waits for the GPU lets it run dry."""
+
+    code = "TK402"
+    title = "A synchronising call lets the GPU run dry"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Names the call, and the range around it."""
+        if skipped := without_launches(context, self.code):
+            yield skipped
+            return
+        loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "sync_call"))
+        if loss.share < context.thresholds.reported_share or loss.cost_ns == 0:
+            return
+        call, where, reads = _sync_calls(context, loss)
+        name = call or "A synchronising call"
+        yield loss.report(
+            self.code,
+            f"{name}{f' in {where}' if where else ''} lets the GPU run dry",
+            [
+                Evidence(
+                    metric="idle in and after synchronising calls", value=milliseconds(loss.cost_ns), unit="ms a step"
+                ),
+                Evidence(
+                    metric="gaps that they begin", value=round(len(loss.lengths()) / loss.windows, 1), unit="a step"
+                ),
+                Evidence(metric="most of it", value=f"{name}, {where or 'outside of ranges'}", unit=""),
+                Evidence(
+                    metric="after a copy of a single value to the host", value=round(reads, 4), unit="of the time"
+                ),
+            ],
+            _sync_fix(where or "", reads),
+        )
+
+
+def _sync_calls(context: Context, loss: Loss) -> tuple[str | None, str | None, float]:
+    """(call, where it is made, share of the time right after a single value was copied to the host).
+
+    Where: the innermost range around it, else the module or phase of what is launched next.
+    """
+    calls, read = Weights(), 0
+    for view, rows in zip(loss.views, loss.rows, strict=True):
+        names, bubbles, before = view.activity.names, view.bubbles, np.maximum(view.bubbles.before[rows], 0)
+        call = blocking_calls(view, rows, Doing.SYNC)
+        calls.add(_name_of(view.process.calls.name, call), bubbles.ns[rows], names.__getitem__)
+        value = named(view.ops, before, names, TO_HOST) & (bubbles.before[rows] != NONE)
+        value &= view.ops.bytes[before] <= context.thresholds.single_value_bytes
+        read += int(bubbles.ns[rows][value].sum())
+    worst, ranges, next_in = calls.heaviest(), Weights(), Weights()
+    for view, rows in zip(loss.views, loss.rows, strict=True):
+        names, call = view.activity.names, blocking_calls(view, rows, Doing.SYNC)
+        name = _name_of(view.process.calls.name, call)
+        mine = np.array([i != NONE and names[i] == worst for i in np.unique(name).tolist()])
+        mine = mine[np.searchsorted(np.unique(name), name)]
+        ns = view.bubbles.ns[rows[mine]]
+        around = view.activity.range_of(call[mine], view.activity.named_ranges)
+        ranges.add(_name_of(view.process.ranges.name, around), ns, names.__getitem__)
+        add_places(next_in, view, view.bubbles.after[rows[mine]], ns)
+    where = ranges if ranges.heaviest() else next_in
+    others = f" and {where.others} other place{'s' * (where.others > 1)}" if where.others else ""
+    place = where.heaviest()
+    return worst, place + others if place else None, read / max(int(loss.lengths().sum()), 1)
+
+
+def _name_of(name: NDArray[np.int32], rows: Int64) -> Int64:
+    """Name index of each row; NONE for no row."""
+    if len(name) == 0:
+        return np.full(len(rows), NONE, np.int64)
+    return np.where(rows != NONE, name[np.maximum(rows, 0)], NONE).astype(np.int64)
+
+
+def _sync_fix(where: str, reads: float) -> str:
+    if "clip" in where.lower() or "norm" in where.lower():
+        return (
+            "Keep the norm of the gradients on the GPU: torch.nn.utils.clip_grad_norm_ with error_if_nonfinite=False "
+            "does not wait; .item() on its result does. Log it every few hundred steps."
+        )
+    if reads >= 0.5:
+        return (
+            "A value is read with .item(), float(), print or an if on a tensor. Keep it on the GPU and read it every "
+            "few hundred steps, or copy it with non_blocking=True and look a step later. "
+            'torch.cuda.set_sync_debug_mode("warn") names the line.'
+        )
+    return (
+        'Find the line with torch.cuda.set_sync_debug_mode("warn"): .item(), .cpu(), nonzero, a mask as index, '
+        "torch.cuda.synchronize(). Move it behind the launches, or do without it."
+    )
+
+
+class AllocatorRetries:
+    """TK403: memory is given back and taken again inside steps."""
+
+    code = "TK403"
+    title = "The allocator frees and allocates GPU memory inside steps"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Fires where steady steps both free and allocate, and the GPU waits for it."""
+        if skipped := without_launches(context, self.code):
+            yield skipped
+            return
+        loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "allocator"))
+        if loss.share < context.thresholds.reported_share or loss.cost_ns == 0:
+            return
+        freed, taken = _memory_calls(loss)
+        if not freed or not taken:
+            return
+        places = Weights()
+        for view, rows in zip(loss.views, loss.rows, strict=True):
+            add_places(places, view, view.bubbles.after[rows], view.bubbles.ns[rows])
+        yield loss.report(
+            self.code,
+            "The caching allocator runs out of memory: it frees and allocates inside steps while the GPU waits",
+            [
+                Evidence(metric="idle in calls of the allocator", value=milliseconds(loss.cost_ns), unit="ms a step"),
+                Evidence(metric="calls that free", value=round(freed / loss.windows, 1), unit="a step"),
+                Evidence(metric="calls that allocate", value=round(taken / loss.windows, 1), unit="a step"),
+                Evidence(metric="most of it before", value=places.heaviest(), unit=""),
+            ],
+            "Leave room: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, a smaller microbatch, or activation "
+            "checkpointing; drop torch.cuda.empty_cache() from the loop. num_alloc_retries in "
+            "torch.cuda.memory_stats() counts them.",
+        )
+
+
+def _memory_calls(loss: Loss) -> tuple[int, int]:
+    """(calls that free, calls that allocate) in the stretch of the steady steps, over the ranks with the loss."""
+    freed = taken = 0
+    for view in loss.views:
+        counted = loss.context.ledger.counted(view)
+        low, high = int(view.bubbles.start[counted].min()), int(view.bubbles.end[counted].max())
+        calls = view.process.calls
+        inside = (calls.end > low) & (calls.start < high)
+        freed += int(np.count_nonzero(view.activity.calls_named(is_free) & inside))
+        taken += int(np.count_nonzero(view.activity.calls_named(is_allocation) & inside))
+    return freed, taken
+
+
+class DataLoading:
+    """TK405: the GPU waits for its next batch."""
+
+    code = "TK405"
+    title = "The GPU waits for data"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Fires where the waits are long, and together 1 % of the step."""
+        if skipped := without_launches(context, self.code):
+            yield skipped
+            return
+        limits = context.thresholds
+        loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "data_loading"))
+        if loss.share < limits.reported_share or float(np.median(loss.lengths())) < limits.data_gap_ns:
+            return
+        ranges = any(view.activity.tells_of_data for view in loss.views)
+        ranks = "" if len(loss.ranks) == len(context.ranks) else f" on {len(loss.ranks)} of {len(context.ranks)} ranks"
+        yield loss.report(
+            self.code,
+            f"The GPU waits for data {loss.percent}{ranks}",
+            [
+                Evidence(metric="idle while data is loaded", value=milliseconds(loss.cost_ns), unit="ms a step"),
+                Evidence(metric="longest wait", value=milliseconds(float(loss.lengths().max())), unit="ms"),
+                Evidence(
+                    metric="told by",
+                    value="ranges that load data" if ranges else "gaps between steps without a CUDA call",
+                    unit="",
+                ),
+            ],
+            "More loader workers and deeper prefetch: DataLoader(num_workers=..., prefetch_factor=..., "
+            "persistent_workers=True, pin_memory=True). Then the storage, and decoding ahead of training.",
+        )
+
+
+class Pauses:
+    """TK406: the host pauses now and then."""
+
+    code = "TK406"
+    title = "The host pauses now and then"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Fires for long quiet gaps that come in some steps only."""
+        if skipped := without_launches(context, self.code):
+            yield skipped
+            return
+        limits = context.thresholds
+        irregular = {view.rank: _pauses(view, context) for view in context.views}
+        loss = Loss.of(context, lambda view: irregular[view.rank])
+        if loss.share < limits.reported_share or loss.cost_ns == 0:
+            return
+        lengths = loss.lengths()
+        yield loss.report(
+            self.code,
+            f"The host pauses now and then, for {milliseconds(float(np.median(lengths))):.1f} ms each time",
+            [
+                Evidence(metric="pauses without a CUDA call", value=len(lengths), unit="in all"),
+                Evidence(metric="longest pause", value=milliseconds(float(lengths.max())), unit="ms"),
+                Evidence(
+                    metric="steps with a pause",
+                    value=round(_steps_with(loss) / loss.windows, 4),
+                    unit="of steps and ranks",
+                ),
+            ],
+            "Python's garbage collector pauses like this: gc.disable() and gc.collect() on all ranks at the same step "
+            "(gc.freeze() after set-up). Otherwise capture with --python-sampling=true to see what runs then.",
+        )
+
+
+def _pauses(view: RankView, context: Context) -> Bool:
+    """The rank's long quiet gaps, if they come in some of its steps only."""
+    bubbles, limits = view.bubbles, context.thresholds
+    calls = view.process.calls
+    long = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.ns >= limits.pause_ns) & context.ledger.counted(view)
+    rows = np.flatnonzero(long)
+    if len(rows) == 0:
+        return long
+    # A host that keeps calling CUDA works; one that pauses is silent for nearly all of the gap.
+    lasted = np.searchsorted(calls.start, bubbles.end[rows]) - np.searchsorted(calls.start, bubbles.start[rows])
+    long[rows[lasted > PAUSE_CALLS]] = False
+    regular = len(np.unique(bubbles.step[long])) > limits.pauses_share * context.ledger.steps_of(view)
+    return np.zeros(len(bubbles), np.bool_) if regular and context.steps else long
+
+
+PAUSE_CALLS = 4
+"""A pause may end with the launch, and the event calls before it."""
+
+
+def _steps_with(loss: Loss) -> int:
+    return sum(len(np.unique(view.bubbles.step[rows])) for view, rows in zip(loss.views, loss.rows, strict=True))
