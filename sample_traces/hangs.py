@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from captured import interrupt_capture
-from jobs import HALF_BATCH, NVLINK_GB_PER_S, Hang, Scenario, kernel_names, lay_out, report_a_rank
+from jobs import AT_THE_ENDS, HALF_BATCH, NVLINK_GB_PER_S, Hang, Scenario, kernel_names, lay_out, report_a_rank
 from layout import Job
 from nsys_schema import NSYS_2026
 from placed import REDUCE, Communicator, Rank, ms
@@ -119,6 +119,8 @@ HANGS = (
         ),
         build=missing_rank,
         schema=NSYS_2026,
+        may=AT_THE_ENDS,
+        findings=("TK301",),
         hang=Hang(verdict="missing_rank", culprits=(2,)),
     ),
     Scenario(
@@ -130,6 +132,8 @@ HANGS = (
         ),
         build=order_inversion,
         schema=NSYS_2026,
+        may=AT_THE_ENDS,
+        findings=("TK305",),
         hang=Hang(verdict="order_inversion", culprits=(3,)),
     ),
     Scenario(
@@ -140,7 +144,9 @@ HANGS = (
         ),
         build=size_mismatch,
         schema=NSYS_2026,
+        may=AT_THE_ENDS,
         reports=report_a_rank,
+        findings=("TK303",),
         hang=Hang(verdict="size_mismatch", culprits=(1,)),
     ),
     Scenario(
@@ -152,6 +158,8 @@ HANGS = (
         ),
         build=skipped_step,
         schema=NSYS_2026,
+        may=AT_THE_ENDS,
+        findings=("TK307",),
         hang=Hang(verdict="step_desync", culprits=(3,)),
     ),
     Scenario(
@@ -163,6 +171,7 @@ HANGS = (
         ),
         build=truncated,
         schema=NSYS_2026,
+        may=AT_THE_ENDS,
         reports=report_a_rank,
         findings=("TK904",),
     ),

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from layout import Job
 from model import Model
 from nsys_schema import NSYS_2023, Schema
-from placed import EPOCH_NS, GATHER, REDUCE, SCATTER, Capture, ms
+from placed import EPOCH_NS, GATHER, REDUCE, SCATTER, Capture, ms, us
 from strategies import Hsdp, Strategy
 from train import train
 
+AT_THE_ENDS = ("TK100", "TK106", "TK107")
+"""What small jobs show beside their fault: the first gather and the last reduction of a step are not hidden."""
 NVLINK_GB_PER_S = 352.0
 NETWORK_GB_PER_S = 45.0
 MODEL = Model(layers=4, hidden=2_048, vocab=8_192, batch=4, sequence=4_096)
@@ -122,8 +124,25 @@ class Scenario:
     """The ranks that something is the matter with."""
     cause: str | None = None
     hang: Hang | None = None
+    may: tuple[str, ...] = ()
+    """Codes that the fault can bring along, or that a reader may take it for."""
+    fixed_may: tuple[str, ...] = ()
+    """The same of the job without the fault."""
     without: Callable[[], Strategy] | None = None
     """Lays the job out without what is the matter."""
+
+    def fixed(self) -> Scenario:
+        """The twin: the same job without what is the matter."""
+        if self.without is None:
+            raise ValueError(f"nothing is known of {self.name} without what is the matter")
+        return Scenario(
+            name=f"{self.name}_fixed",
+            truth=f"The job of {self.name} without what is the matter with it.",
+            build=self.without,
+            schema=self.schema,
+            reports=self.reports,
+            may=self.fixed_may,
+        )
 
     @property
     def fault_rank(self) -> int | None:
@@ -141,13 +160,18 @@ def lay_out(
     first_step: int = 0,
     dtype: str = "f32",
     graphed: bool = False,
+    microbatches: int = 1,
+    gb_per_s: float = NVLINK_GB_PER_S,
+    latency_us: float | None = None,
     **job: object,
 ) -> Strategy:
-    """Lay out a job of one communicator over all ranks, joined by NVLink."""
+    """Lay out a job of one communicator over all ranks, joined by NVLink unless told."""
     made = Job(seed=seed, world_size=world_size, **{"collective_kernels": kernel_names(dtype), **job})  # type: ignore[arg-type]
-    communicator = made.communicator(0x9C3E_0000_51A7_0000 + seed * 0x1_0F35, NVLINK_GB_PER_S)
+    communicator = made.communicator(0x9C3E_0000_51A7_0000 + seed * 0x1_0F35, gb_per_s)
+    if latency_us is not None:
+        communicator.latency_ns = us(latency_us)
     trainer = strategy(made, model, communicator, graphed=graphed)
-    train(trainer, steps, first_step)
+    train(trainer, steps, first_step, microbatches)
     return trainer
 
 
@@ -159,6 +183,8 @@ def lay_out_hsdp(
     devices_per_host: int,
     steps: int,
     replicas_gb_per_s: Mapping[int, float] = {},
+    strategy: type[Hsdp] = Hsdp,
+    microbatches: int = 1,
     **job: object,
 ) -> Strategy:
     """Lay out a job that is sharded inside each host and replicated across hosts, between equal local ranks.
@@ -186,6 +212,6 @@ def lay_out_hsdp(
         )
         for number in range(1, devices_per_host + 1)
     ]
-    trainer = Hsdp(made, model, tuple(shards), tuple(replicas))
-    train(trainer, steps)
+    trainer = strategy(made, model, tuple(shards), tuple(replicas))
+    train(trainer, steps, microbatches=microbatches)
     return trainer

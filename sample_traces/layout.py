@@ -69,6 +69,10 @@ class Job:
     """What number a rank gives to a step, or None if its loop is already over."""
     reshape: Callable[[Rank, Kernel], Kernel] = lambda _rank, kernel: kernel
     """A compute kernel as a rank launches it now: inputs differ in shape between ranks and steps."""
+    contention: float = 1.0
+    """By what factor compute kernels slow down while a collective runs beside them."""
+    single_queue: bool = False
+    """All streams of a device share one hardware queue, whose items start in the order of their launches."""
     annotated: bool = True
     """Emit the instrumented trainer's NVTX domains."""
     grouped: bool = False
@@ -96,6 +100,7 @@ class Job:
             pid=41_207 + 3 * (number % self.devices_per_host),
             random=noise,
             host_ns=ms(38) + round(ms(0.6) * noise.random()),
+            single_queue=self.single_queue,
         )
 
     # Host
@@ -228,7 +233,23 @@ class Job:
             call = self._launch(rank, own, api)
             start = rank.ready_at(call, stream)
             length = rank.jitter(own.ns, 0.004) * self.slowdown(rank.rank, rank.step)
-            self._place(rank, stream, call, start, start + round(length), source=source, kind="compute", kernel=own)
+            end = start + round(length) if self.contention == 1 else self._contended_end(rank, start, length)
+            self.place(rank, stream, call, start, end, source=source, kind="compute", kernel=own)
+
+    def _contended_end(self, rank: Rank, start: int, alone_ns: float) -> int:
+        """When a kernel that would take ``alone_ns`` alone ends, next to the collectives placed so far."""
+        beside = sorted((op.start, op.end) for op in rank.ops if op.kind == "comm" and op.end > start)
+        at, left = float(start), alone_ns
+        for low, high in beside:
+            free = max(0.0, low - at)
+            if left <= free:
+                return round(at + left)
+            at, left = max(at, low), left - free
+            done = (high - at) / self.contention
+            if left <= done:
+                return round(at + left * self.contention)
+            at, left = max(at, high), left - max(0.0, done)
+        return round(at + left)
 
     def copy(self, copy_kind: int, size: int, stream: str = COMPUTE) -> None:
         """Launch a memcpy with pinned host memory: kind 1 is host to device, 2 device to host."""
@@ -237,7 +258,7 @@ class Job:
             call = rank.call("cudaMemcpyAsync_v3020", self.launch_ns)
             start = rank.ready_at(call, stream)
             end = start + rank.jitter(1_290 + size // PCIE_BYTES_PER_NS, 0.01)
-            self._place(rank, stream, call, start, end, source="memcpy", kind="copy", bytes=size, copy_kind=copy_kind)
+            self.place(rank, stream, call, start, end, source="memcpy", kind="copy", bytes=size, copy_kind=copy_kind)
 
     def memset(self, size: int, stream: str = COMPUTE) -> None:
         """Launch a memset."""
@@ -246,9 +267,10 @@ class Job:
             call = rank.call("cudaMemsetAsync_v3020", self.launch_ns)
             start = rank.ready_at(call, stream)
             end = start + rank.jitter(1_130 + size // MEMSET_BYTES_PER_NS, 0.01)
-            self._place(rank, stream, call, start, end, source="memset", kind="copy", bytes=size)
+            self.place(rank, stream, call, start, end, source="memset", kind="copy", bytes=size)
 
-    def _place(self, rank: Rank, stream: str, call: Call, start: int, end: int, **facts: Any) -> Op | None:
+    def place(self, rank: Rank, stream: str, call: Call, start: int, end: int, **facts: Any) -> Op | None:
+        """Put an operation that ``call`` launched on a stream of a rank; None where it never ends."""
         if end >= NEVER:  # the profiler writes down what has ended
             rank.free_at[stream] = NEVER
             return None
@@ -275,6 +297,9 @@ class Job:
             call = rank.call("cudaStreamWaitEvent_v3020", 1_100)
             rank.synchronised(2, stream, event, call)
             rank.free_at[stream] = max(rank.free_at.get(stream, 0), event.at[rank.rank])
+            if rank.single_queue:
+                # A wait is an item of the queue too: all behind it, of whatever stream, waits with it.
+                rank.queue_front_ns = max(rank.queue_front_ns, event.at[rank.rank])
 
     def synchronize(self, event: Event) -> None:
         """Let the host wait for an event."""
@@ -330,7 +355,7 @@ class Job:
         kernel = Kernel(name=self.collective_kernels[op], ns=transfer, grid=(24, 1, 1), block=(544, 1, 1), registers=96)
         for rank, call in zip(self.live, calls, strict=True):
             start, finish = arrivals[rank.rank], end + round(46 * rank.random.random())
-            op_here = self._place(rank, stream, call, start, finish, source="kernel", kind="comm", kernel=kernel)
+            op_here = self.place(rank, stream, call, start, finish, source="kernel", kind="comm", kernel=kernel)
             if op_here is not None:
                 made.ops[rank.rank] = op_here
             communicator.free_at[rank.rank] = finish

@@ -1,8 +1,9 @@
 """Make the sample traces: lay out each job, write it as nsys would export it, and put beside it what is true of it.
 
-    python sample_traces/make.py [--out DIR] [NAME...]
+    python sample_traces/make.py [--out DIR] [--fixed] [NAME...]
 
-Needs nothing but Python's standard library. The same names give the same rows every time.
+With --fixed, the same jobs without what is the matter with them. Needs nothing but Python's standard library. The same
+names give the same rows every time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from captured import as_counted
 from culprits import clocks, peer_waits
@@ -42,6 +44,7 @@ def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture], co
     clock = clocks(strategy.job, captures)
     ranks = ranks_truth(counted, captures, clock)
     steady = steady_truth(ranks)
+    without = without_fault(scenario)
     return {
         "sample": scenario.name,
         "truth": scenario.truth,
@@ -50,8 +53,10 @@ def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture], co
         "strategy": strategy.name,
         "world_size": counted.world_size,
         "fault_rank": scenario.fault_rank,
-        "straggler": straggler_truth(scenario),
+        "straggler": straggler_truth(scenario, without),
         "findings": list(scenario.findings),
+        "may": list(scenario.may),
+        "without_fault": without,
         "kernels": {capture.path: kernels_truth(counted.ranks[rank] for rank in capture.ranks) for capture in captures},
         "steady": steady,
         "peer_waits": peer_waits(strategy.job, steady["steps"]),
@@ -78,21 +83,24 @@ def ranks_truth(
     }
 
 
-def straggler_truth(scenario: Scenario) -> dict[str, object]:
+def without_fault(scenario: Scenario) -> dict[str, Any] | None:
+    """The steady steps of the same job, laid out without what is the matter."""
+    if scenario.without is None:
+        return None
+    job = scenario.without().job
+    captures = scenario.reports(scenario.name, job)
+    return steady_truth(ranks_truth(as_counted(job, captures), captures, clocks(job, captures)))
+
+
+def straggler_truth(scenario: Scenario, without: dict[str, Any] | None) -> dict[str, object]:
     """What was done to the job, and how long a step takes when it is laid out without that."""
-    made: dict[str, object] = {
+    return {
         "verdict": scenario.verdict,
         "rank": scenario.fault_rank,
         "cause": scenario.cause,
         "ranks": list(scenario.fault_ranks),
-        "step_time_without_ns": None,
+        "step_time_without_ns": without["step_time_ns"] if without and scenario.cause else None,
     }
-    if scenario.without is not None:
-        job = scenario.without().job
-        captures = scenario.reports(scenario.name, job)
-        ranks = ranks_truth(job, captures, clocks(job, captures))
-        made["step_time_without_ns"] = steady_truth(ranks)["step_time_ns"]
-    return made
 
 
 def layered(value: object, depth: int = 0) -> str:
@@ -115,14 +123,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the sample traces.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="samples to make (default: all)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write to (default: here)")
+    parser.add_argument("--fixed", action="store_true", help="make their twins, without what is the matter")
     options = parser.parse_args()
     known = {scenario.name: scenario for scenario in SCENARIOS}
     unknown = [name for name in options.names if name not in known]
     if unknown:
         parser.error(f"no such sample: {', '.join(unknown)} (there are {', '.join(known)})")
+    hopeless = [name for name in options.names if options.fixed and known[name].without is None]
+    if hopeless:
+        parser.error(f"no twin of: {', '.join(hopeless)}")
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.names or known:
-        for path in make(known[name], options.out):
+        scenario = known[name]
+        if options.fixed and scenario.without is None and not options.names:
+            continue
+        for path in make(scenario.fixed() if options.fixed else scenario, options.out):
             print(f"{path}  {path.stat().st_size / 1024:.0f} KiB")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from captured import cut
-from jobs import HALF_BATCH, Scenario, lay_out, lay_out_hsdp, report_a_host, report_a_rank
+from jobs import AT_THE_ENDS, HALF_BATCH, Scenario, lay_out, lay_out_hsdp, report_a_host, report_a_rank
 from model import Model, at_length
 from nsys_schema import NSYS_2026
 from placed import Kernel, Rank, ms
@@ -126,6 +126,8 @@ MANY_RANKS = (
         schema=NSYS_2026,
         reports=report_a_host,
         findings=("TK201",),
+        may=(*AT_THE_ENDS, "TK208"),
+        fixed_may=AT_THE_ENDS,
         verdict="persistent",
         fault_ranks=(19,),
         cause="slow_compute",
@@ -141,6 +143,8 @@ MANY_RANKS = (
         build=lambda: short_job(14, collector_pause, steps=9),
         schema=NSYS_2026,
         findings=("TK204",),
+        may=AT_THE_ENDS,
+        fixed_may=AT_THE_ENDS,
         verdict="rotating",
         fault_ranks=(0, 1, 2, 3),
         cause="host_stall",
@@ -158,6 +162,8 @@ MANY_RANKS = (
         schema=NSYS_2026,
         reports=report_a_host,
         findings=("TK207",),
+        may=AT_THE_ENDS,
+        fixed_may=AT_THE_ENDS,
         fault_ranks=(1, 3),
         cause="link",
         without=lambda: slow_link(45.0),
@@ -172,6 +178,8 @@ MANY_RANKS = (
         build=lambda: short_job(16, late_data),
         schema=NSYS_2026,
         findings=("TK405",),
+        may=(*AT_THE_ENDS, "TK202"),
+        fixed_may=AT_THE_ENDS,
         verdict="persistent",
         fault_ranks=(3,),
         cause="data",
@@ -187,6 +195,8 @@ MANY_RANKS = (
         build=lambda: sequences(own_sequences),
         schema=NSYS_2026,
         findings=("TK205",),
+        may=AT_THE_ENDS,
+        fixed_may=AT_THE_ENDS,
         verdict="rotating",
         fault_ranks=(0, 1, 2, 3),
         cause="sequence_length",
@@ -200,7 +210,12 @@ MANY_RANKS = (
             "worth a word."
         ),
         build=lambda: lay_out(
-            Fsdp2, seed=18, model=SHALLOW, world_size=8, steps=5, slowdown=lambda rank, _: SPEEDS[rank]
+            Fsdp2,
+            seed=18,
+            model=replace(SHALLOW, batch=10),
+            world_size=8,
+            steps=5,
+            slowdown=lambda rank, _: SPEEDS[rank],
         ),
         schema=NSYS_2026,
     ),
@@ -216,6 +231,8 @@ MANY_RANKS = (
         schema=NSYS_2026,
         reports=partial(report_a_rank, clock_error_ns={3: ms(5_000)}, drift_ppm={3: 50.0}),
         findings=("TK201", "TK904"),
+        may=(*AT_THE_ENDS, "TK208"),
+        fixed_may=AT_THE_ENDS,
         verdict="persistent",
         fault_ranks=(2,),
         cause="slow_compute",
@@ -230,6 +247,8 @@ MANY_RANKS = (
         build=lambda: short_job(20, slow_host),
         schema=NSYS_2026,
         findings=("TK202",),
+        may=AT_THE_ENDS,
+        fixed_may=AT_THE_ENDS,
         verdict="persistent",
         fault_ranks=(1,),
         cause="host_stall",

@@ -59,26 +59,46 @@ class Model:
     batch: int
     sequence: int
     dtype: str = "bfloat16"
+    experts: int = 1
+    """Each layer but the first has so many MLPs, of which a token uses one: more parameters, no more arithmetic."""
+    head_rows: int = 0
+    """Rows of an output matrix of its own; 0 where the embedding is used for it."""
+    frozen_root: bool = False
+    """The parameters outside the layers are not trained."""
 
     @property
     def heads(self) -> int:
         """Attention heads of 128."""
         return max(1, self.hidden // 128)
 
-    @property
-    def layer_parameters(self) -> int:
+    def layer_parameters(self, layer: int) -> int:
         """Parameters of one layer."""
-        return 12 * self.hidden**2
+        return (4 + 8 * (self.experts if layer else 1)) * self.hidden**2
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output matrix, where it is one of its own."""
+        return self.head_rows * self.hidden
 
     @property
     def root_parameters(self) -> int:
         """Parameters outside the layers."""
-        return self.vocab * self.hidden
+        return self.vocab * self.hidden + self.head_parameters
 
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self.layers * self.layer_parameters + self.root_parameters
+        return self.root_parameters + sum(self.layer_parameters(layer) for layer in range(self.layers))
+
+    @property
+    def trained_parameters(self) -> int:
+        """The parameters that the optimizer updates."""
+        return self.parameters - (self.root_parameters if self.frozen_root else 0)
+
+    @property
+    def outputs(self) -> int:
+        """Logits of a token."""
+        return self.head_rows or self.vocab
 
     @property
     def tokens(self) -> int:
@@ -133,28 +153,28 @@ class Model:
 
     def embed_backward(self) -> list[Kernel]:
         """The embedding's gradient."""
-        return [self._stream(EMBED_BACKWARD, 8 * self.hidden)]
+        return [] if self.frozen_root else [self._stream(EMBED_BACKWARD, 8 * self.hidden)]
 
     def head_forward(self) -> list[Kernel]:
         """Logits and loss."""
         return [
             self._stream(NORM, 4 * self.hidden),
-            self._gemm("tn", self.vocab, self.hidden, 128),
-            self._stream(CROSS_ENTROPY, 4 * self.vocab),
+            self._gemm("tn", self.outputs, self.hidden, 128),
+            self._stream(CROSS_ENTROPY, 4 * self.outputs),
         ]
 
     def head_backward(self) -> list[Kernel]:
         """Gradients of loss and logits."""
         return [
-            self._stream(CROSS_ENTROPY_BACKWARD, 4 * self.vocab),
-            self._gemm("nn", self.hidden, self.vocab, 128),
-            self._gemm("nt", self.vocab, self.hidden, 128),
+            self._stream(CROSS_ENTROPY_BACKWARD, 4 * self.outputs),
+            self._gemm("nn", self.hidden, self.outputs, 128),
+            *([] if self.frozen_root else [self._gemm("nt", self.outputs, self.hidden, 128)]),
             self._stream(NORM_BACKWARD, 8 * self.hidden),
         ]
 
     def adam(self, shards: int, launches: int = 4) -> list[Kernel]:
         """Fused Adam over one of ``shards`` equal parts of the parameters: 28 bytes a parameter are read or written."""
-        size = 28 * self.parameters // shards // launches
+        size = 28 * self.trained_parameters // shards // launches
         return [moved(ADAM, size)] * launches
 
     def _gemm(self, layout: str, n: int, k: int, tile: int) -> Kernel:

@@ -28,7 +28,7 @@ from placed import (
 
 VIRTUAL_MACHINE = 1 << 48
 GPU_NAME = "NVIDIA H100 80GB HBM3"
-PINNED, DEVICE = 1, 2
+PAGEABLE, PINNED, DEVICE = 0, 1, 2
 """Kinds of memory."""
 NVTX_RANGE, NVTX_MARK, NVTX_DOMAIN = 59, 34, 75
 DRIVER_CALLS = {
@@ -193,7 +193,8 @@ class Writer:
             "globalPid": self._pid(rank),
         }
         if op.source == "memcpy":
-            ends = (PINNED, DEVICE) if op.copy_kind == 1 else (DEVICE, PINNED)
+            host = PINNED if op.pinned else PAGEABLE
+            ends = (host, DEVICE) if op.copy_kind == 1 else (DEVICE, host)
             copied = {
                 "bytes": op.bytes,
                 "copyKind": op.copy_kind,
@@ -227,6 +228,7 @@ class Writer:
             cacheConfig=0,
             registersPerThread=kernel.registers,
             gridId=op.call.correlation,
+            graphNodeId=op.graph_node,
             clusterX=0,
             clusterY=0,
             clusterZ=0,
@@ -239,7 +241,7 @@ class Writer:
         common = {
             "globalTid": self._tid(rank, call.thread),
             "correlationId": call.correlation,
-            "returnValue": 0,
+            "returnValue": call.returned,
         }
         self._add(
             "CUPTI_ACTIVITY_KIND_RUNTIME", **self._at(call), eventClass=0, nameId=self.string_id(call.name), **common

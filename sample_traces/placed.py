@@ -61,6 +61,8 @@ class Call:
     start: int
     end: int
     correlation: int
+    returned: int = 0
+    """CUDA's error code."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +83,10 @@ class Op:
     kernel: Kernel | None = None
     bytes: int = 0
     copy_kind: int = 0
+    pinned: bool = True
+    """The host's side of a copy is page-locked."""
+    graph_node: int | None = None
+    """The node of a CUDA graph that was traced node by node."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -177,6 +183,10 @@ class Rank:
     stream_ids: dict[str, int] = field(default_factory=dict)
     free_at: dict[str, int] = field(default_factory=dict)
     """When each stream has finished what was launched so far, or may go on after a wait."""
+    single_queue: bool = False
+    """All streams share one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1)."""
+    queue_front_ns: int = 0
+    """When the last item of that queue left it: nothing behind it starts earlier."""
     loaded: set[str] = field(default_factory=set)
     """Kernels whose module is loaded."""
     ops: list[Op] = field(default_factory=list)
@@ -213,7 +223,8 @@ class Rank:
         """When an operation launched by ``call`` can start on its stream."""
         arrives = call.end + self.jitter(1_650)
         free = self.free_at.get(stream)
-        return arrives if free is None else max(arrives, free + self.jitter(980))
+        ready = arrives if free is None else max(arrives, free + self.jitter(980))
+        return max(ready, self.queue_front_ns + 200) if self.single_queue else ready
 
     def synchronised(self, kind: int, stream: str, event: Event, call: Call) -> None:
         """Note a CUDA synchronisation record of a call."""
@@ -225,6 +236,7 @@ class Rank:
         """Put an operation on its stream."""
         self.ops.append(op)
         self.free_at[stream] = op.end
+        self.queue_front_ns = max(self.queue_front_ns, op.start)
 
 
 @dataclass(frozen=True, slots=True)

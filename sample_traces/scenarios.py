@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hangs import HANGS
-from jobs import HALF_BATCH, OLD_KERNELS, SMALL, TINY, Scenario, lay_out, report_a_rank
+from jobs import AT_THE_ENDS, HALF_BATCH, OLD_KERNELS, SMALL, TINY, Scenario, lay_out, report_a_rank
 from many_ranks import MANY_RANKS
 from nsys_schema import NSYS_2022, NSYS_2026
+from pairs import PAIRS
 from placed import us
 from strategies import Ddp, Fsdp2, SmallDdp, Strategy, Zero1, Zero2, Zero3
+from variants import Graphs, Prefetched
 
 
 def straggling_job(factor: float = 1.24) -> Strategy:
@@ -45,6 +47,9 @@ SCENARIOS = (
         build=lambda: lay_out(Zero3, seed=2, model=HALF_BATCH, first_step=10, dtype="bf16"),
         schema=NSYS_2026,
         findings=("TK101", "TK102"),
+        may=AT_THE_ENDS,
+        fixed_may=AT_THE_ENDS,
+        without=lambda: lay_out(Prefetched, seed=2, model=HALF_BATCH, first_step=10, dtype="bf16"),
     ),
     Scenario(
         name="straggler_4ranks",
@@ -52,6 +57,8 @@ SCENARIOS = (
         build=straggling_job,
         schema=NSYS_2026,
         findings=("TK201",),
+        may=(*AT_THE_ENDS, "TK208"),
+        fixed_may=AT_THE_ENDS,
         verdict="persistent",
         fault_ranks=(2,),
         cause="slow_compute",
@@ -66,6 +73,8 @@ SCENARIOS = (
         schema=NSYS_2026,
         reports=report_a_rank,
         findings=("TK201",),
+        may=(*AT_THE_ENDS, "TK208"),
+        fixed_may=AT_THE_ENDS,
         verdict="persistent",
         fault_ranks=(2,),
         cause="slow_compute",
@@ -79,6 +88,9 @@ SCENARIOS = (
         ),
         build=lambda: lay_out(SmallDdp, seed=4, model=TINY, world_size=2, steps=4, between_ns=us(8.6)),
         findings=("TK401",),
+        may=AT_THE_ENDS,
+        fixed_may=AT_THE_ENDS,
+        without=lambda: lay_out(Graphs, seed=4, model=TINY, world_size=2, steps=4, between_ns=us(8.6)),
     ),
     Scenario(
         name="zero1",
@@ -90,6 +102,7 @@ SCENARIOS = (
         build=lambda: lay_out(Zero1, seed=5, model=SMALL, steps=5, dtype="bf16"),
         schema=NSYS_2026,
         findings=("TK107", "TK110"),
+        may=AT_THE_ENDS,
     ),
     Scenario(
         name="zero2",
@@ -101,6 +114,7 @@ SCENARIOS = (
         build=lambda: lay_out(Zero2, seed=6, model=SMALL, steps=5, dtype="bf16"),
         schema=NSYS_2026,
         findings=("TK110",),
+        may=AT_THE_ENDS,
     ),
     Scenario(
         name="ddp",
@@ -152,4 +166,5 @@ SCENARIOS = (
     ),
     *MANY_RANKS,
     *HANGS,
+    *PAIRS,
 )

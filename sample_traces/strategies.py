@@ -38,6 +38,14 @@ class Strategy:
         self.model = model
         self.communicator = communicator
         self.graphed = graphed
+        self.microbatch = 0
+        self.microbatches = 1
+        self.batch_ready: Event | None = None
+
+    @property
+    def last_microbatch(self) -> bool:
+        """Whether this is the step's last microbatch: the optimizer comes next."""
+        return self.microbatch == self.microbatches - 1
 
     @property
     def shards(self) -> int:
@@ -51,7 +59,23 @@ class Strategy:
 
     def unit_bytes(self, unit: int, width: int) -> int:
         """Bytes of a unit's parameters or gradients, ``width`` bytes each."""
-        return width * (self.model.root_parameters if unit == ROOT else self.model.layer_parameters)
+        return width * (self.model.root_parameters if unit == ROOT else self.model.layer_parameters(unit))
+
+    def load_batch(self) -> Event:
+        """Copy a batch (tokens and labels) from pinned memory on the copy stream."""
+        for _ in range(2):
+            self.job.copy(H2D, 8 * self.model.tokens, COPIES)
+        return self.job.record(COPIES)
+
+    def start_loading(self) -> None:
+        """Called once, before the first step."""
+        self.batch_ready = self.load_batch()
+
+    def next_batch(self) -> None:
+        """Let compute wait for the batch that was loaded ahead, and load the one after it."""
+        assert self.batch_ready is not None
+        self.job.wait(COMPUTE, self.batch_ready)
+        self.batch_ready = self.load_batch()
 
     def forward(self) -> Event:
         """The forward pass; returns the event after which the host can read the loss."""
@@ -63,6 +87,8 @@ class Strategy:
                 self.job.stall(f"fwd/layers.{unit}")
                 self.before_layer_forward(unit)
                 self.launch_layer(self.model.layer_forward())
+                self.after_layer_forward(unit)
+        self.before_head_forward()
         self.launch(self.model.head_forward())
         self.job.copy(D2H, 4)
         return self.job.record(COMPUTE)
@@ -72,12 +98,13 @@ class Strategy:
         with self.job.on_thread(AUTOGRAD):
             self.before_backward()
             self.launch(self.model.head_backward())
+            self.after_head_backward()
             for unit in reversed(self.units):
                 with self.job.range(TRACEKIT, f"bwd/layers.{unit}"):
                     self.job.host(us(14))
                     self.job.stall(f"bwd/layers.{unit}")
                     self.before_layer_backward(unit)
-                    self.launch_layer(self.model.layer_backward())
+                    self.launch_layer(self.backward_kernels())
                     self.after_layer_backward(unit)
             self.launch(self.model.embed_backward())
             self.after_backward()
@@ -111,8 +138,21 @@ class Strategy:
     def before_layer_forward(self, unit: int) -> None:
         """Called before a layer's kernels in the forward pass."""
 
+    def after_layer_forward(self, unit: int) -> None:
+        """Called after a layer's kernels in the forward pass."""
+
+    def before_head_forward(self) -> None:
+        """Called before the kernels of logits and loss."""
+
     def before_backward(self) -> None:
         """Called on autograd's thread before the first kernel of the backward pass."""
+
+    def after_head_backward(self) -> None:
+        """Called after the kernels of the loss's and the logits' gradients."""
+
+    def backward_kernels(self) -> list[Kernel]:
+        """The kernels of a layer's backward pass."""
+        return self.model.layer_backward()
 
     def before_layer_backward(self, unit: int) -> None:
         """Called before a layer's kernels in the backward pass."""
@@ -129,6 +169,9 @@ class Strategy:
     def after_optimizer(self) -> None:
         """Called when the optimizer's kernels have been launched."""
 
+    def after_step(self, number: int) -> None:
+        """Called between steps."""
+
 
 class Fsdp2(Strategy):
     """fully_shard on each layer and on the root, with the next unit's gather issued ahead."""
@@ -136,16 +179,22 @@ class Fsdp2(Strategy):
     name = "fsdp2"
     shards_optimizer = True
     prefetch = True
+    gather_width = 2
+    reduce_width = 4
+    """Bytes of an element in all-gathers and in reduce-scatters."""
 
     def __init__(self, job: Job, model: Model, communicator: Communicator, *, graphed: bool = False) -> None:
         super().__init__(job, model, communicator, graphed=graphed)
         self.gathered: dict[int, Event] = {}
 
     def gather(self, unit: int) -> None:
-        """Issue a unit's all-gather: copy-in on one stream, the collective on the next."""
-        if unit in self.gathered or unit not in (ROOT, *self.units):
-            return
-        size = self.unit_bytes(unit, 2)
+        """Issue a unit's all-gather, if there is such a unit and it has not been issued."""
+        if unit not in self.gathered and unit in (ROOT, *self.units):
+            self.issue_gather(unit)
+
+    def issue_gather(self, unit: int) -> None:
+        """Copy-in on one stream, the collective on the next."""
+        size = self.unit_bytes(unit, self.gather_width)
         self.job.kernel(moved(COPY_IN, 2 * size // self.shards), GATHER_COPY_IN)
         self.follow(GATHERS, GATHER_COPY_IN)
         self.among_shards(GATHER, size, GATHERS)
@@ -155,14 +204,14 @@ class Fsdp2(Strategy):
         """Wait for a unit's gather and copy its parameters out; the next gather may then use the buffer."""
         self.gather(unit)
         self.job.wait(COMPUTE, self.gathered.pop(unit))
-        self.job.kernel(moved(COPY_OUT, 2 * self.unit_bytes(unit, 2)))
+        self.job.kernel(moved(COPY_OUT, 2 * self.unit_bytes(unit, self.gather_width)))
         self.follow(GATHER_COPY_IN)
 
     def reduce(self, unit: int) -> None:
-        """Issue a unit's reduce-scatter of fp32 gradients."""
-        size = self.unit_bytes(unit, 4)
+        """Issue a unit's reduce-scatter of gradients, which are bf16 until then."""
+        size = self.unit_bytes(unit, self.reduce_width)
         self.follow(REDUCTIONS)
-        self.job.kernel(moved(CHUNK_CAT, 3 * size // 2), REDUCTIONS)
+        self.job.kernel(moved(CHUNK_CAT, size + self.unit_bytes(unit, 2)), REDUCTIONS)
         self.among_shards(SCATTER, size, REDUCTIONS)
 
     def among_shards(self, op: str, full_bytes: int, stream: str) -> None:
@@ -227,6 +276,10 @@ class Hsdp(Fsdp2):
     def reduce(self, unit: int) -> None:
         """Reduce a unit's gradients on each host, then each shard across hosts."""
         super().reduce(unit)
+        self.reduce_replicas(unit)
+
+    def reduce_replicas(self, unit: int) -> None:
+        """All-reduce each shard of a unit's gradients across hosts."""
         self.follow(REPLICA_REDUCTIONS, REDUCTIONS)
         for communicator in self.replica_groups:
             self.job.collective(communicator, REDUCE, self.unit_bytes(unit, 4) // self.shards, REPLICA_REDUCTIONS)
@@ -238,8 +291,8 @@ class Hsdp(Fsdp2):
 
 
 class Zero3(Strategy):
-    """DeepSpeed's stage 3 without prefetch: a layer's gather is issued when the layer is reached, behind all compute so
-    far.
+    """DeepSpeed's stage 3: a layer's gather is issued when the layer is reached, behind all compute so far; with
+    prefetch when the layer before it is reached.
 
     Gradients are reduced a layer late, when the next layer's have begun to fill the bucket.
     """
@@ -247,18 +300,33 @@ class Zero3(Strategy):
     name = "zero3"
     shards_optimizer = True
     tensors_a_layer = 3
+    forward_prefetch = False
+    backward_prefetch = False
 
     def __init__(self, job: Job, model: Model, communicator: Communicator, *, graphed: bool = False) -> None:
         super().__init__(job, model, communicator, graphed=graphed)
         self.bucket: list[int] = []
+        self.gathered: dict[int, Event] = {}
 
-    def fetch(self, unit: int) -> None:
-        """Gather a unit's parameters, several tensors in one group, and let compute wait for them."""
+    def gather(self, unit: int) -> None:
+        """Issue the gather of a unit's parameters."""
+        if unit not in (ROOT, *self.units):
+            return
         self.job.host(us(35))
         self.follow(GATHERS)
+        self.gather_tensors(unit)
+        self.gathered[unit] = self.job.record(GATHERS)
+
+    def gather_tensors(self, unit: int) -> None:
+        """Gather several tensors in one group."""
         parts = 1 if unit == ROOT else self.tensors_a_layer
         self.job.collective(self.communicator, GATHER, self.unit_bytes(unit, 2), GATHERS, parts=parts)
-        self.follow(COMPUTE, GATHERS)
+
+    def fetch(self, unit: int) -> None:
+        """Let compute wait for a unit's parameters."""
+        if unit not in self.gathered:
+            self.gather(unit)
+        self.job.wait(COMPUTE, self.gathered.pop(unit))
 
     def flush(self) -> None:
         """Reduce the bf16 gradients that are in the bucket."""
@@ -272,14 +340,25 @@ class Zero3(Strategy):
     def before_forward(self) -> None:
         """Gather the embeddings."""
         self.fetch(ROOT)
+        if self.forward_prefetch:
+            self.gather(0)
 
     def before_layer_forward(self, unit: int) -> None:
         """Gather this layer."""
         self.fetch(unit)
+        if self.forward_prefetch:
+            self.gather(unit + 1)
+
+    def before_backward(self) -> None:
+        """Issue the last layer's gather under the head's backward pass."""
+        if self.backward_prefetch:
+            self.gather(self.model.layers - 1)
 
     def before_layer_backward(self, unit: int) -> None:
         """Gather this layer again; then reduce the layer before."""
         self.fetch(unit)
+        if self.backward_prefetch and unit:
+            self.gather(unit - 1)
         self.flush()
 
     def after_layer_backward(self, unit: int) -> None:
@@ -300,6 +379,7 @@ class Ddp(Strategy):
     reduction = REDUCE
     gradient_width = 4
     layers_a_bucket = 1
+    reduction_stream = REDUCTIONS
 
     def __init__(self, job: Job, model: Model, communicator: Communicator, *, graphed: bool = False) -> None:
         super().__init__(job, model, communicator, graphed=graphed)
@@ -315,14 +395,16 @@ class Ddp(Strategy):
         """Reduce the last bucket; the optimizer waits for it."""
         self.waiting.append(ROOT)
         self.flush()
-        self.follow(COMPUTE, REDUCTIONS)
+        if self.reduction_stream != COMPUTE:
+            self.follow(COMPUTE, self.reduction_stream)
 
     def flush(self) -> None:
         """Reduce what is waiting as one bucket."""
         size = sum(self.unit_bytes(unit, self.gradient_width) for unit in self.waiting)
         self.waiting = []
-        self.follow(REDUCTIONS)
-        self.job.collective(self.communicator, self.reduction, size, REDUCTIONS)
+        if self.reduction_stream != COMPUTE:
+            self.follow(self.reduction_stream)
+        self.job.collective(self.communicator, self.reduction, size, self.reduction_stream)
 
 
 class SmallDdp(Ddp):

@@ -5,32 +5,33 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 
-from placed import COMPUTE, DEFAULT, TRACEKIT, Event, Rank, us
-from strategies import COPIES, H2D, Strategy
+from placed import DEFAULT, TRACEKIT, Rank, us
+from strategies import Strategy
 
 
-def train(strategy: Strategy, steps: int, first_step: int = 0) -> None:
+def train(strategy: Strategy, steps: int, first_step: int = 0, microbatches: int = 1) -> None:
     """The training loop: describe the run, then steps of data, forward, backward, optimizer and a look at the loss.
 
-    The host runs ahead of the device by at most a backward pass. After the first step, which loads the kernels, the
-    hosts meet once.
+    A step has one microbatch or several. The host runs ahead of the device by at most a backward pass. After the first
+    step, which loads the kernels, the hosts meet once.
     """
     job = strategy.job
     if job.annotated:
         job.mark(TRACEKIT, lambda rank: json.dumps(run_description(strategy, rank)))
-    batch_ready = load(strategy)
+    strategy.microbatches = microbatches
+    strategy.start_loading()
     for number in range(first_step, first_step + steps):
         named = (TRACEKIT, "step") if job.annotated else (DEFAULT, f"ProfilerStep#{number}")
         with job.step(number, *named, numbered=job.annotated):
             with job.phase("data"):
                 job.host(us(120))
                 job.stall("data")
-                job.wait(COMPUTE, batch_ready)
-                batch_ready = load(strategy)
-            with job.phase("forward"):
-                loss_ready = strategy.forward()
-            with job.phase("backward"):
-                strategy.backward()
+                strategy.next_batch()
+            for strategy.microbatch in range(microbatches):
+                with job.phase("forward"):
+                    loss_ready = strategy.forward()
+                with job.phase("backward"):
+                    strategy.backward()
             torch_range = nullcontext() if job.annotated else job.range(DEFAULT, "Optimizer.step#FusedAdam.step")
             with job.phase("optimizer"), torch_range:
                 strategy.before_optimizer()
@@ -38,14 +39,8 @@ def train(strategy: Strategy, steps: int, first_step: int = 0) -> None:
             job.synchronize(loss_ready)
             if number == first_step:
                 job.barrier()
+        strategy.after_step(number)
         job.host(us(40))
-
-
-def load(strategy: Strategy) -> Event:
-    """Copy the next batch (tokens and labels) from pinned memory on the copy stream."""
-    for _ in range(2):
-        strategy.job.copy(H2D, 8 * strategy.model.tokens, COPIES)
-    return strategy.job.record(COPIES)
 
 
 def run_description(strategy: Strategy, rank: Rank) -> dict[str, object]:

@@ -82,24 +82,35 @@ def step_windows(rank: Rank) -> list[tuple[int, int, int]]:
     return list(zip(numbers, starts, [*starts[1:], last], strict=True))
 
 
-def anchoring(rank: Rank, step: int, phase: str | None = None) -> list[Op]:
-    """The kernels on the main compute stream that a step (or a phase of it) launched."""
+def anchoring(rank: Rank, step: int) -> list[Op]:
+    """The kernels on the main compute stream that a step launched."""
     return [
-        op
-        for op in rank.ops
-        if op.source == "kernel"
-        and op.stream == rank.stream_ids[COMPUTE]
-        and op.step == step
-        and phase in (None, op.phase)
+        op for op in rank.ops if op.source == "kernel" and op.stream == rank.stream_ids[COMPUTE] and op.step == step
     ]
 
 
 def phase_truth(rank: Rank, step: int, start: int, end: int) -> dict[str, Account]:
-    """A step's phases, which tile it: each from its first kernel on the main compute stream to the next phase's."""
-    names = [name for name in ("forward", "backward", "optimizer") if anchoring(rank, step, name)]
-    begins = [min(op.start for op in anchoring(rank, step, name)) for name in names]
-    bounds = [start, *begins[1:], end]
-    return {name: account(rank.ops, a, b) for name, (a, b) in zip(names, pairwise(bounds), strict=True)}
+    """A step's phases, which tile it: each from its first kernel on the main compute stream to the next phase's.
+
+    With several microbatches the forward and the backward pass come more than once; their times are added up.
+    """
+    turns: list[tuple[str, int]] = []
+    for op in sorted(anchoring(rank, step), key=lambda op: op.start):
+        if op.phase and (not turns or op.phase != turns[-1][0]):
+            turns.append((op.phase, op.start))
+    bounds = [start, *(at for _, at in turns[1:]), end]
+    parts: dict[str, list[Account]] = {}
+    for (name, _), (low, high) in zip(turns, pairwise(bounds), strict=True):
+        parts.setdefault(name, []).append(account(rank.ops, low, high))
+    return {name: added(accounts) for name, accounts in parts.items()}
+
+
+def added(accounts: list[Account]) -> Account:
+    """The account of several windows together."""
+    figures: Account = {name: sum(int(one[name] or 0) for one in accounts) for name in FIGURES}
+    comm = figures["comm_ns"]
+    figures["overlap_ratio"] = (figures["overlapped_comm_ns"] or 0) / comm if comm else None
+    return figures
 
 
 def steady_truth(ranks: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,3 +143,13 @@ def chromium() -> str:
     path = chromium_path()
     assert path is not None
     return path
+
+
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the twins of the samples that have one: ``NAME_fixed``, the same job without its fault."""
+    folder = tmp_path_factory.mktemp("twins")
+    command = [sys.executable, str(CHECKOUT / "sample_traces" / "make.py"), "--fixed", "--out", str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    return folder

@@ -54,7 +54,7 @@ def dump(path):
 def remade(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
     command = [sys.executable, str(SAMPLES / "make.py"), "--out", str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
     return folder
 
@@ -106,7 +106,7 @@ def test_samples_are_small_and_name_nobody(name):
 
 def test_the_samples_together_are_small():
     made = [path for path in SAMPLES.rglob("*") if path.suffix in (".sqlite", ".json")]
-    assert sum(path.stat().st_size for path in made) <= 15 * MIB
+    assert sum(path.stat().st_size for path in made) <= 22 * MIB
 
 
 @pytest.mark.parametrize("name", NAMES)
