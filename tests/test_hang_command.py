@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from tests.test_project import DOCS, keys_in_table, sections_of
 from tracekit.cli import main
 
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
 REAL = Path(__file__).parent / "readers" / "flight_recorder"
 
 
@@ -99,6 +100,48 @@ def test_thousands_of_ranks_stay_readable(tmp_path):
     assert result.exit_code == 1
     assert result.stdout.startswith("Ranks 7, 1500 never launched all-reduce 2")
     assert len(result.stdout) < 2000
+
+
+@pytest.mark.parametrize("name", ["hang_missing_rank", "hang_order_inversion", "hang_skipped_step"])
+def test_captures(name):
+    expected = json.loads((SAMPLES / f"{name}.expected.json").read_text())["hang"]
+    result = run(SAMPLES / f"{name}.sqlite", "--json", "-")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verdict"] == expected["verdict"]
+    assert run(SAMPLES / f"{name}.sqlite").exit_code == 1
+
+
+def test_a_capture_of_a_healthy_job():
+    assert run(SAMPLES / "straggler_4ranks.sqlite").exit_code == 0
+
+
+def test_captures_and_dumps_together(tmp_path):
+    """GIVEN dumps of all ranks and a capture, THEN the dumps say what is missing and the capture what a rank did."""
+    sample = SAMPLES / "hang_missing_rank.sqlite"
+    alone = {row["rank"]: row for row in json.loads(run(sample, "--json", "-").stdout)["last_activity"]}
+    ranks = tuple(alone)
+    assert len(ranks) > 1
+
+    def entries(rank):
+        return [("0", 1, "all_reduce", "completed"), ("0", 2, "all_reduce", "started")][: 1 + (rank != ranks[-1])]
+
+    write_dumps(tmp_path, entries, ranks)
+    (tmp_path / "capture.sqlite").write_bytes(sample.read_bytes())
+    document = json.loads(run(tmp_path, "--json", "-").stdout)
+    assert (document["verdict"], document["seq"], document["missing_ranks"]) == ("missing_rank", 2, [ranks[-1]])
+    for row in document["last_activity"]:
+        assert row["open_ranges"] == alone[row["rank"]]["open_ranges"]
+        assert row["last_collective"] == "nccl:all_reduce"
+
+
+def test_a_capture_without_its_dump_tells_no_collectives(tmp_path):
+    sample = SAMPLES / "hang_missing_rank.sqlite"
+    ranks = tuple(row["rank"] for row in json.loads(run(sample, "--json", "-").stdout)["last_activity"])
+    write_dumps(tmp_path, lambda rank: [("0", 1, "all_reduce", "started")], ranks)
+    (tmp_path / f"nccl_trace_rank_{ranks[0]}").unlink()
+    document = json.loads(run(tmp_path, sample, "--json", "-").stdout)
+    assert document["verdict"] == "undecided"
+    assert str(ranks[0]) in document["lacking"][0]
 
 
 def test_no_hang(tmp_path):

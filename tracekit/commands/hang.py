@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from tracekit.commands.status import ExitStatus
 from tracekit.errors import CaptureError
 
 if TYPE_CHECKING:
+    from tracekit.evidence import Evidence
     from tracekit.results import Hang
 
 
@@ -30,23 +33,15 @@ if TYPE_CHECKING:
 def hang(paths: tuple[str, ...], json_path: str | None, verbose: bool, quiet: bool) -> int:
     """Say why a job stands still: who never arrived where, who waits, and what each rank was doing.
 
-    CAPTURE_OR_DUMP is a dump of PyTorch's flight recorder (pickle or JSON), a folder of them, or a quoted glob pattern;
-    several are the ranks of one job. Exit status 1 if a hang is found.
+    CAPTURE_OR_DUMP is a capture as for analyze, a dump of PyTorch's flight recorder (pickle or JSON), a folder of
+    either or both, or a quoted glob pattern; several are the ranks of one job. Exit status 1 if a hang is found.
     """
     from tracekit.config import DEFAULT
     from tracekit.metrics.hangs import diagnose
-    from tracekit.readers.dump_files import find_dumps
-    from tracekit.readers.dumps import read_dumps
 
-    dumps, captures = find_dumps(paths)
-    if captures:
-        raise CaptureError(
-            f"{captures[0]}: no dump of PyTorch's flight recorder", hint="Name dumps, or a folder that holds some."
-        )
-    check_outputs([json_path] if json_path is not None and json_path != "-" else [], dumps)
-    with progress(quiet) as (progressing, _):
-        evidence = read_dumps(dumps, progressing("dumps"))
-    verdict = diagnose(evidence, DEFAULT)
+    dumps, captures = _sorted_out(paths)
+    check_outputs([json_path] if json_path is not None and json_path != "-" else [], [*dumps, *captures])
+    verdict = diagnose(_evidence(dumps, captures, quiet), DEFAULT)
     if json_path:
         from tracekit.report.files import write_whole
         from tracekit.report.json import hang_dict
@@ -60,6 +55,38 @@ def hang(paths: tuple[str, ...], json_path: str | None, verbose: bool, quiet: bo
     if json_path != "-" and not quiet:
         _print(verdict, verbose)
     return ExitStatus.FINDING if verdict.is_hang else ExitStatus.DONE
+
+
+def _sorted_out(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """(dumps, captures) that paths name; a folder or pattern can hold both."""
+    from tracekit.capture import SUFFIXES, find_captures
+    from tracekit.readers.dump_files import find_dumps
+
+    dumps, others = find_dumps(paths)
+    captures: list[Path] = []
+    for path in paths:
+        if path in others:
+            captures += find_captures([path])
+        elif Path(path) not in dumps:
+            with suppress(CaptureError):  # there are dumps, so there need be no captures
+                captures += [found for found in find_captures([path]) if found.suffix in SUFFIXES]
+    return dumps, captures
+
+
+def _evidence(dumps: Sequence[Path], captures: Sequence[Path], quiet: bool) -> Evidence:
+    from tracekit.capture import open_captures
+    from tracekit.metrics.hangs.combine import combine
+    from tracekit.metrics.hangs.from_captures import evidence_of
+    from tracekit.readers.dumps import read_dumps
+
+    with progress(quiet) as (progressing, shown):
+        of_dumps = read_dumps(dumps, progressing("dumps")) if dumps else None
+        if not captures:
+            assert of_dumps is not None  # find_captures fails rather than find nothing
+            return of_dumps
+        timeline = open_captures(*captures, progressing=progressing, show_export=shown, require_ranks=False)
+    of_captures = evidence_of(timeline)
+    return of_captures if of_dumps is None else combine(of_dumps, of_captures)
 
 
 def _print(verdict: Hang, verbose: bool) -> None:

@@ -224,7 +224,8 @@ def _cycle(hang: Hang) -> str:
 
 def _desync(hang: Hang) -> str:
     odd = who(hang.culprits) if hang.culprits else "Ranks"
-    return f"{odd} pair with other steps' collectives, from {collective(hang)} on"
+    verb = "pairs" if len(hang.culprits) == 1 else "pair"
+    return f"{odd} {verb} with other steps' collectives, from {collective(hang)} on"
 
 
 def _undecided(hang: Hang) -> str:
