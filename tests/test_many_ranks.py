@@ -314,7 +314,11 @@ def test_a_rank_that_was_not_captured_is_not_blamed_on_another(per_rank):
     found = tracekit.analyze(tracekit.open(*(path for i, path in enumerate(per_rank) if i != 2)))
     assert [rank.rank for rank in found.ranks] == [0, 1, 3]
     assert found.stragglers == ()
-    # That their waits cannot be told is not hidden: the table claims no transfer.
+    # That their waits cannot be told is not hidden: the rank is named, and the table claims no transfer.
+    assert (found.world_size, found.not_captured) == (4, (2,))
+    said = findings(found)["TK904"]
+    assert said.title == "Rank 2 of 4 was not captured: waits are lower bounds"
+    assert said.ranks == (2,)
     assert {row.transfer_ns for row in found.collectives} == {None}
 
 

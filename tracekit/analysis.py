@@ -39,6 +39,7 @@ from tracekit.metrics.together import (
 from tracekit.metrics.traffic import traffic
 from tracekit.metrics.views import OpLabels, RankView, label_ops
 from tracekit.metrics.waits import RankWaits
+from tracekit.metrics.world import start_up_left_out, world
 from tracekit.ranks import spans
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady, Straggler
@@ -93,6 +94,7 @@ def analyze(
     if not timeline.ranks:
         return _host_view(timeline, options)
     tracks = _picked_ranks(timeline, options)
+    job = world(timeline)
     sizes = communicator_sizes(timeline)
     progress = progressing("ranks") if len(tracks) > 1 else None
     measured = measure_ranks(
@@ -124,7 +126,7 @@ def analyze(
     windows = [m.window for m in measured]
     chosen = [steady_windows(m.steps, steady) for m in measured]
     hosts = [_host(timeline, track) for track in tracks]
-    table = collectives(tracks, found, covers, windows, together.matched, chosen, hosts, world_size=facts.world_size)
+    table = collectives(tracks, found, covers, windows, together.matched, chosen, hosts, world_size=job.size)
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
@@ -139,6 +141,8 @@ def analyze(
             links=links(hosts, tracks, found, together.waits, together.matched),
             stages=stages(tracks, found, verdict.arrivals.peers),
             waits_told=any(bool(np.any(w.wait >= 0)) for w in together.waits),
+            world=job,
+            start_up=start_up_left_out(found, together.waits),
             not_aligned=_not_aligned(timeline, tracks, together),
             thresholds=options.thresholds,
             views=views,
@@ -159,6 +163,8 @@ def analyze(
         skipped_rules=skipped,
         sharding=strategy,
         efficiency=usage,
+        world_size=job.size,
+        not_captured=job.missing,
         remedies=_remedies(timeline, ranks),
         replay=replay,
     )

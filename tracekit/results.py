@@ -64,7 +64,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How a rank's clock relates to the first rank's: subtract ``offset_ns`` from its times."""
+    """How a rank's clock relates to the first rank's: there an instant t is t - offset - drift × (t - origin)."""
 
     offset_ns: int | None
     drift_ppm: float | None
@@ -72,6 +72,8 @@ class Clock:
     method: str | None
     """``same_capture``; ``collectives`` (measured from their ends); ``session_start`` (coarse: the captures' wall-clock
     start); None where it cannot be told."""
+    origin_ns: int | None = None
+    """When the offset holds, on this rank's own clock: drift counts from here; None where no drift was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +162,9 @@ class SizeClass:
     algbw_gbps: float | None
     busbw_gbps: float | None
     """Medians of bytes over transfer time; GB/s."""
-    peak_gbps: float | None
-    """What the GPU's link carries in one direction; None where the link or the GPU is not known."""
+    peak_gbps: float | None = field(compare=False)
+    """What the GPU's link carries in one direction; None where the link or the GPU is not known. No measurement of the
+    job: one report says that its ranks share a host where one a rank does not, so that it is not compared."""
 
     @property
     def peak_share(self) -> float | None:
@@ -494,6 +497,10 @@ class Analysis:
     findings: tuple[Finding, ...]
     """Costliest first."""
     skipped_rules: tuple[SkippedRule, ...]
+    world_size: int | None = None
+    """Number of ranks of the job, as a trainer's mark or NCCL tells it."""
+    not_captured: tuple[int, ...] = ()
+    """Ranks of the job that no capture holds; () also where the captures do not tell which ranks they are of."""
     host_ranks: tuple[HostRank, ...] = ()
     """The NVTX view, only for captures without GPU work (and only if asked for)."""
     sharding: Sharding | None = None

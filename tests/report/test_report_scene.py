@@ -104,6 +104,33 @@ def test_ranks_are_put_on_one_clock() -> None:
     assert (unknown.aligned, unknown.ranks[0].start, unknown.ranks[1].start, unknown.span_ns) == (False, 0, 0, 100 * MS)
 
 
+def test_drift_is_taken_out() -> None:
+    """GIVEN rank 1's clock 7 s ahead and 200 ppm fast, THEN after 100 ms it is 20 us off no more, at any instant."""
+    job, shift, begin = by_hand(), 7_000 * MS, job_start(by_hand())
+
+    def reads(t: int) -> int:
+        return t + shift + (t - begin) // 5_000
+
+    straight = scene_of(by_hand())
+    job.ops[1] = [(reads(a), reads(b), *rest) for a, b, *rest in job.ops[1]]  # type: ignore[misc]
+    job.step_starts[1] = [reads(t) for t in job.step_starts[1]]
+    job.ends[1] = reads(job.ends[1])
+    clock = Clock(offset_ns=shift, drift_ppm=200.0, uncertainty_ns=100, method="collectives", origin_ns=reads(begin))
+    analysis = make_analysis(job)
+    scene = scene_of(job, replace(analysis, ranks=(analysis.ranks[0], replace(analysis.ranks[1], clock=clock))))
+    # 200 ppm of a clock that is itself 200 ppm fast: 4 ns in 100 ms.
+    assert scene.ranks[1].start == pytest.approx(straight.ranks[1].start, abs=20)
+    assert scene.ranks[1].end == pytest.approx(straight.ranks[1].end, abs=20)
+    assert scene.ranks[1].edges == pytest.approx(straight.ranks[1].edges, abs=20)
+    for lane, expected in zip(scene.ranks[1].lanes, straight.ranks[1].lanes, strict=True):
+        assert lane.start == pytest.approx(expected.start, abs=20)
+        assert lane.end == pytest.approx(expected.end, abs=20)
+
+
+def job_start(job: Job) -> int:
+    return min(op[0] for op in job.ops[1])
+
+
 def test_beyond_the_limit_the_longest_stay_and_the_rest_is_occupancy() -> None:
     job = Job([[]], [[0]], [1_000_000])
     job.ops[0] = [(i * 1000, i * 1000 + 400, COMPUTE_STREAM, Kind.COMPUTE, "short") for i in range(1000)]

@@ -1,5 +1,8 @@
 """TK2xx, TK904, TK908 and what TK100 is left with: each with what shows it, what does not, and what looks like it."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from laid_out import LAUNCH_AHEAD, MS, US, ClockOf, Job, late_launches, lock_step, more_work, pairs, replicas
@@ -73,7 +76,7 @@ def test_tk201_and_tk208_are_about_kernels_not_about_work():
     """GIVEN a rank that runs more kernels, each as fast as on its peers, THEN its device is not blamed."""
     job = more_work()
     assert [s.rank for s in analyzed(job).stragglers] == [1]
-    assert rules_of(job) == {"TK100"}
+    assert rules_of(job) - {"TK906"} == {"TK100"}
 
 
 def test_tk208_every_kernel_is_slow():
@@ -438,3 +441,69 @@ def test_a_slow_link_costs_no_more_than_the_steady_steps_expose():
     analysis = analyzed(job)
     assert analysis.steady.steps == (1,)
     assert {f.rule: f.cost_ns for f in analysis.findings}["TK207"] == analysis.steady.account.exposed_comm_ns
+
+
+# --- ranks that are not here ---
+
+
+def incomplete(rank_sources="nccl_comm_init", without=(3, 7)):
+    """Eight ranks by NCCL's word, of which some have no capture."""
+    job = Job(8)
+    job.communicator(1, range(8))
+    lock_step(job, compute=lambda r, *_: 600 * US + (90 * US if r == 2 else 0), communicator=1)
+    whole = job.timeline()
+    ranks = tuple(replace(t, rank_source=rank_sources) for t in whole.ranks if t.rank not in without)
+    return tracekit.analyze(replace(whole, ranks=ranks))
+
+
+def test_tk904_names_the_ranks_that_were_not_captured():
+    found = incomplete()
+    (said,) = [f for f in found.findings if f.rule == "TK904"]
+    assert said.title == "Ranks 3 and 7 of 8 were not captured: waits are lower bounds"
+    assert said.ranks == found.not_captured == (3, 7)
+    assert {row.transfer_ns for row in found.collectives} == {None}
+    # Of those that are here rank 2 is the last: they wait for it, whoever else is late.
+    assert [s.rank for s in found.stragglers] == [2]
+    (said,) = [f for f in incomplete(without=(5,)).findings if f.rule == "TK904"]
+    assert said.title.startswith("Rank 5 of 8 was not")
+
+
+def test_tk904_does_not_name_ranks_where_the_captures_do_not_tell_who_they_are():
+    found = incomplete(rank_sources="order")
+    (said,) = [f for f in found.findings if f.rule == "TK904"]
+    assert said.title == "Only 6 of 8 ranks were captured: waits are lower bounds"
+    assert (said.ranks, found.not_captured, found.world_size) == ((), (), 8)
+
+
+def test_one_rank_of_many_is_no_accident():
+    assert "TK904" not in {f.rule for f in incomplete(without=range(1, 8)).findings}
+
+
+def test_a_mark_that_claims_a_job_of_millions_costs_nothing():
+    whole = pairs(lambda *_: 100 * US).timeline()
+    mark = (None, json.dumps({"world_size": 16_000_000}))
+    processes = (replace(whole.processes[0], marks=(mark,)), *whole.processes[1:])
+    ranks = tuple(replace(track, rank_source="file_name") for track in whole.ranks)
+    found = tracekit.analyze(replace(whole, processes=processes, ranks=ranks))
+    assert (found.world_size, found.not_captured) == (16_000_000, ())
+
+
+# --- TK906 ---
+
+
+def test_tk906_start_up_skew():
+    """GIVEN rank 0 five milliseconds late at the first collective of all, THEN how much is left out is said."""
+    starting = [5 * MS]
+    job = steady_job(compute=lambda r, *_: 600 * US + (starting.pop() if starting and r == 0 else 0))
+    found = the("TK906", job)
+    assert found.ranks == (1, 2, 3)
+    assert value(found, "longest wait in them") == 5 * MS
+    assert value(found, "first collectives left out") == 1
+    # The transfer of the first one is 100 us.
+    assert value(found, "time in them, mean over ranks") == pytest.approx(5 * MS * 3 / 4 + 100 * US, abs=1)
+    assert found.cost_ns is None
+
+
+def test_tk906_is_not_said_of_ranks_that_start_together():
+    assert "TK906" not in rules_of(steady_job())
+    assert "TK906" not in rules_of(steady_job(ranks=1))

@@ -114,6 +114,7 @@ def clock_of(fit: ClockFit | None, coarse_ns: int | None) -> Clock:
             drift_ppm=round(fit.drift * 1e6, 4) if fit.method == "collectives" else None,
             uncertainty_ns=fit.uncertainty_ns,
             method=fit.method,
+            origin_ns=fit.origin_ns if fit.method == "collectives" else None,
         )
     method = "session_start" if coarse_ns is not None else None
     return Clock(offset_ns=coarse_ns, drift_ppm=None, uncertainty_ns=None, method=method)

@@ -64,6 +64,8 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             {"rule": skipped.rule, "reason": skipped.reason, "capture_with": skipped.capture_with}
             for skipped in analysis.skipped_rules
         ],
+        "world_size": analysis.world_size,
+        "not_captured": list(analysis.not_captured),
         "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
         "replay": _replay(analysis.replay) if analysis.replay else None,
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
@@ -165,6 +167,7 @@ def _rank(rank: Rank) -> dict[str, Any]:
             "drift_ppm": rank.clock.drift_ppm,
             "uncertainty_ns": rank.clock.uncertainty_ns,
             "method": rank.clock.method,
+            "origin_ns": rank.clock.origin_ns,
         },
         "totals": _account(rank.totals),
         "start_ns": rank.start_ns,

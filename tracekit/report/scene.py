@@ -87,12 +87,26 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A rank's window on its capture's clock; minus ``offset`` it is on the common one."""
+    """A rank's window on its capture's clock, and how to get from there to the common one."""
 
     rank: Rank
     start: int
     end: int
     offset: int
+    drift: float = 0.0
+    """Dimensionless, counted from ``since``."""
+    since: int = 0
+
+    def common(self, t: Int64) -> Int64:
+        """Instants on the common clock, ns."""
+        drifted: Int64 = np.rint(self.drift * (t - self.since)).astype(np.int64)
+        return t - self.offset - drifted
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The window on the common clock."""
+        start, end = self.common(np.array([self.start, self.end], np.int64)).tolist()
+        return start, end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +131,8 @@ def make_scene(analysis: Analysis, timeline: Timeline, summary: Summary, max_eve
     shown = _choose(windows, summary)
     if not shown:
         return None
-    origin = min(window.start - window.offset for window in shown)
-    span = max(1, max(window.end - window.offset for window in shown) - origin)
+    origin = min(window.span[0] for window in shown)
+    span = max(1, max(window.span[1] for window in shown) - origin)
     selected = [_in_window(ops_of[window.rank.rank], window) for window in shown]
     frame = _Frame(
         origin=origin,
@@ -162,10 +176,12 @@ def _windows(analysis: Analysis, step: int | None) -> tuple[list[_Window], bool]
         if step is not None and found is None:
             continue
         start, end = (found.start_ns, found.end_ns) if found else (rank.start_ns, rank.end_ns)
-        windows.append(_Window(rank, start, end, rank.clock.offset_ns or 0))
+        clock = rank.clock
+        since, drift = (clock.origin_ns, clock.drift_ppm) if clock.origin_ns is not None else (0, None)
+        windows.append(_Window(rank, start, end, clock.offset_ns or 0, (drift or 0.0) * 1e-6, since))
     if _share_a_clock(windows):
         return windows, True
-    return [replace(window, offset=window.start) for window in windows], False
+    return [replace(window, offset=window.start, drift=0.0) for window in windows], False
 
 
 def _share_a_clock(windows: Sequence[_Window]) -> bool:
@@ -175,7 +191,7 @@ def _share_a_clock(windows: Sequence[_Window]) -> bool:
         return False
     if not any(clock.method in {"session_start", "not_aligned"} for clock in clocks):
         return True
-    starts = [window.start - window.offset for window in windows]
+    starts = [window.span[0] for window in windows]
     return max(starts) - min(starts) < max(window.end - window.start for window in windows)
 
 
@@ -213,19 +229,18 @@ def _shortest_kept(selected: Sequence[_Selected], max_events: int) -> int:
 
 
 def _rank_scene(window: _Window, ops: _Selected, frame: _Frame) -> RankScene:
-    shift = window.offset + frame.origin
     edges, families = _ledger(ops, window.start, window.end)
     slices = None if len(families) <= frame.max_pieces else frame.max_pieces
     if slices:
         edges, families = coarse(edges, families, slices)
-    lanes = [_lane(ops, int(s), shift, frame) for s in np.unique(ops.stream)]
+    lanes = [_lane(ops, int(s), window, frame) for s in np.unique(ops.stream)]
     lanes.sort(key=lambda lane: (lane.stream != window.rank.main_stream, lane.kind, -lane.busy_ns))
     busiest = sorted(lanes, key=lambda lane: (lane.stream != window.rank.main_stream, -lane.busy_ns))[:MAX_STREAMS]
     return RankScene(
         rank=window.rank.rank,
-        start=window.start - shift,
-        end=window.end - shift,
-        edges=edges - shift,
+        start=window.span[0] - frame.origin,
+        end=window.span[1] - frame.origin,
+        edges=window.common(edges) - frame.origin,
         families=families,
         slices=slices,
         lanes=tuple(lane for lane in lanes if lane in busiest),
@@ -261,9 +276,10 @@ def coarse(edges: Int64, families: Int8, pieces: int) -> tuple[Int64, Int8]:
     return np.append(cuts[heads], cuts[-1]), largest[heads]
 
 
-def _lane(ops: _Selected, stream: int, shift: int, frame: _Frame) -> Lane:
+def _lane(ops: _Selected, stream: int, window: _Window, frame: _Frame) -> Lane:
     rows = np.flatnonzero(ops.stream == stream)
-    start, end, kind = ops.start[rows] - shift, ops.end[rows] - shift, ops.kind[rows]
+    start, end = (window.common(t[rows]) - frame.origin for t in (ops.start, ops.end))
+    kind = ops.kind[rows]
     kept = end - start >= frame.shortest
     occupancy = None
     if not kept.all():

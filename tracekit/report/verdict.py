@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tracekit.config import DEFAULT, Thresholds
-from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
+from tracekit.report.words import Scale, add_up, clean, duration, plural, runs, sentence, share
 from tracekit.results import Analysis, Finding, Severity, Straggler
 
 NO_STEPS = (
@@ -148,6 +148,9 @@ def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
         yield f"{plural(len(ranks) - ranks_with_steps, 'rank')} without a steady step: not in the bars."
     if len(ranks) == 1 and ranks[0].totals.comm_ns:
         yield ONE_RANK
+    elif analysis.not_captured and len(ranks) > 1:
+        who = f"{'Rank' if len(analysis.not_captured) == 1 else 'Ranks'} {runs(analysis.not_captured)}"
+        yield f"{who} of {analysis.world_size} not captured: what they cause shows as transfer, waits are lower bounds."
     for straggler in analysis.stragglers:
         if straggler.verdict == UNDECIDED:
             yield (

@@ -14,6 +14,7 @@ from tracekit.rules.capture_quality import (
     OpaqueGraphs,
     RaggedEnds,
     RankClaimedTwice,
+    StartUpSkew,
 )
 from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
@@ -54,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     OpaqueGraphs(),
     RaggedEnds(),
     RankClaimedTwice(),
+    StartUpSkew(),
     LaunchRowsMissing(),
     ClocksNotAlignable(),
     ExposedCommunication(),

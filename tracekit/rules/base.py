@@ -10,6 +10,7 @@ from tracekit.config import Thresholds
 from tracekit.metrics.accounting import mean
 from tracekit.metrics.links import Link
 from tracekit.metrics.views import RankView
+from tracekit.metrics.world import StartUp, World
 from tracekit.results import Account, Collective, Finding, Hang, Rank, Severity, SkippedRule, Steady, Straggler
 from tracekit.rules.ledger import Ledger
 from tracekit.timeline import Timeline
@@ -35,6 +36,10 @@ class Context:
     """Groups of ranks that meet in collectives, where the job also passes tensors from rank to rank; else ()."""
     waits_told: bool
     """Whether waiting can be told from transfer: at least two ranks whose collectives match."""
+    world: World
+    """How many ranks the job has, and which were not captured."""
+    start_up: StartUp
+    """What was left out of waits and bandwidth."""
     not_aligned: tuple[str, ...]
     """Captures whose clock does not fit the others'."""
     thresholds: Thresholds

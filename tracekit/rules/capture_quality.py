@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from tracekit.results import Evidence, Finding, Severity
@@ -102,7 +102,9 @@ class RaggedEnds:
     title = "Captures start or end at different times"
 
     def check(self, context: Context) -> Iterable[Finding]:
-        """Counts collectives that not all ranks of their group captured, and names ranks with other step numbers."""
+        """Names ranks that no capture holds, counts collectives that not all captured, names other step numbers."""
+        if not context.world.complete and context.world.captured > 1:
+            yield self._not_captured(context)
         renumbered = tuple(rank.rank for rank in context.ranks if rank.steps_renumbered)
         if renumbered:
             yield _finding(
@@ -122,6 +124,51 @@ class RaggedEnds:
             ranks,
             [Evidence(metric="collectives left out", value=sum(link.unmatched for link in ragged), unit="collectives")],
             "Start and stop all captures at the same step (--capture-range=cudaProfilerApi around the same steps).",
+        )
+
+    def _not_captured(self, context: Context) -> Finding:
+        """What ranks cause that are not here shows as transfer: it is not hidden, and nobody else gets it."""
+        world = context.world
+        who = f"Only {world.captured} of {world.size} ranks were captured"
+        if world.missing:
+            several = len(world.missing) > 1
+            who = f"{'Ranks' if several else 'Rank'} {_listed(world.missing)} of {world.size}"
+            who += f" {'were' if several else 'was'} not captured"
+        return _finding(
+            self.code,
+            f"{who}: waits are lower bounds",
+            world.missing,
+            [
+                Evidence(metric="ranks captured", value=world.captured, unit=f"of {world.size}"),
+                Evidence(metric="waiting for ranks that are not here", value=None, unit="ns"),
+            ],
+            "Analyze the captures of all ranks together. Until then what the missing ranks cause counts as transfer.",
+        )
+
+
+class StartUpSkew:
+    """TK906: what was left out because ranks start to capture at different times."""
+
+    code = "TK906"
+    title = "Start-up skew was left out"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """Fires where a rank waits in the first collectives for as long as would be a warning in a step."""
+        left_out = context.start_up
+        longest = max(left_out.wait_ns, default=0)
+        if longest < context.thresholds.warning_share * context.step.wall_ns or longest == 0:
+            return
+        ranks = tuple(rank.rank for rank, ns in zip(context.ranks, left_out.wait_ns, strict=True) if ns)
+        yield _finding(
+            self.code,
+            f"Up to {longest / 1e6:.1f} ms of waiting in first collectives is left out: captures do not start together",
+            ranks,
+            [
+                Evidence(metric="first collectives left out", value=left_out.collectives, unit="a rank, at most"),
+                Evidence(metric="longest wait in them", value=longest, unit="ns"),
+                Evidence(metric="time in them, mean over ranks", value=_mean(left_out.time_ns), unit="ns"),
+            ],
+            "Nothing to mend. To see these waits, begin the capture on all ranks behind a barrier, or a step earlier.",
         )
 
 
@@ -167,6 +214,18 @@ class LaunchRowsMissing:
             [Evidence(metric="kernels with their launch", value=round(share, 4), unit="of kernels", threshold=least)],
             "Export the whole report (no --start/--end trimming) and capture with -t cuda,nvtx.",
         )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """``3 and 7``; of many the first ones and how many more there are."""
+    if len(ranks) > 8:
+        return f"{', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    *rest, last = map(str, ranks)
+    return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def _mean(values: Sequence[int]) -> int:
+    return round(sum(values) / len(values)) if values else 0
 
 
 def _finding(
