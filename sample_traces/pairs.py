@@ -8,6 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from host_variants import (
+    Frames,
+    KeepingValues,
+    Offloading,
+    OffloadingBeside,
+    OutOfMemory,
+    PageableFrames,
+    ReadingValues,
+    Saving,
+    SavingBeside,
+)
 from jobs import HALF_BATCH, MODEL, Scenario, lay_out, lay_out_hsdp, report_a_host
 from model import Model
 from nsys_schema import NSYS_2026
@@ -16,29 +27,20 @@ from strategies import Ddp, Fsdp2, Hsdp, Strategy, Zero2
 from variants import (
     Accumulating,
     Deferring,
-    Frames,
     FrozenRoot,
     Fsdp1,
     GatheredInFp8,
     GatheredUnderForward,
-    KeepingValues,
     KeptAfterForward,
     LargeBuckets,
     LastKept,
-    Offloading,
-    OffloadingBeside,
     OnComputeStream,
-    OutOfMemory,
-    PageableFrames,
     Prefetched,
     PrefetchedBackward,
     PrefetchedForward,
     RateLimited,
-    ReadingValues,
     Recomputing,
     ReplicasAtTheEnd,
-    Saving,
-    SavingBeside,
     SeparateGroups,
     SplitHead,
     TensorByTensor,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from hangs import HANGS
+from host_variants import Graphs
 from jobs import AT_THE_ENDS, HALF_BATCH, OLD_KERNELS, SMALL, TINY, Scenario, lay_out, report_a_rank
 from many_ranks import MANY_RANKS
 from nsys_schema import NSYS_2022, NSYS_2026
 from pairs import PAIRS
 from placed import us
 from strategies import Ddp, Fsdp2, SmallDdp, Strategy, Zero1, Zero2, Zero3
-from variants import Graphs, Prefetched
+from variants import Prefetched
 
 
 def straggling_job(factor: float = 1.24) -> Strategy:
