@@ -10,8 +10,9 @@ counted from 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 from operator import itemgetter
@@ -274,15 +275,20 @@ def _groups(config: Any) -> dict[str, Group]:
         if not isinstance(facts, dict):
             continue
         told = facts.get("ranks")
-        numbers: Iterable[Any] = re.findall(r"\d{1,9}", told) if isinstance(told, str) else told or ()
         try:
-            ranks = tuple(sorted({int(number) for number in numbers}))
+            ranks = _ranks_of(told) if isinstance(told, str) else tuple(sorted({int(rank) for rank in told or ()}))
         except (TypeError, ValueError, OverflowError):
             continue
         if ranks and ranks[0] >= 0 and ranks[-1] < LARGEST_RANK:
             description = str(facts.get("desc") or "")[:LONGEST_NAME]
             found[str(key)] = Group(name=str(key), description=description, ranks=ranks)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _ranks_of(text: str) -> tuple[int, ...]:
+    """``[0, 1]`` as numbers. All dumps of a job have the same few texts, of thousands of ranks each."""
+    return tuple(sorted({int(number) for number in re.findall(r"\d{1,9}", text)}))
 
 
 def _rank(data: dict[str, Any], world: tuple[int, ...] | None, path: Path) -> tuple[int | None, str]:
