@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tracekit.config import DEFAULT
 from tracekit.metrics.clocks import SAME, ClockFit, fit_captures, fit_pair, lag_at
+from tracekit.metrics.pieces import pairs_by_pieces
 
 SECOND = 1_000_000_000
 LAYERS = np.array([1_900_000, 2_100_000, 2_000_000, 6_500_000, 4_200_000, 4_100_000, 900_000])
@@ -225,3 +226,28 @@ def test_any_clock_is_found(offset, drift_ppm, jitter, cut_own, cut_other, seed)
     other = every[: len(every) - cut_other]
     found = fit(own, other)
     assert np.abs(found.to_reference(truth) - every).max() <= 5_000
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(0, 0.12),
+    st.sampled_from([0, 5 * SECOND, -3 * SECOND]),
+    st.sampled_from([0.0, 50e-6, -20e-6]),
+)
+@settings(deadline=None, max_examples=40)
+def test_pairs_by_pieces_are_pairs(seed, lost, offset, drift):
+    """GIVEN ends of which both captures lost some, THEN what is paired is one end, and most of what both have is."""
+    rng = np.random.default_rng(seed)
+    truth = job(seed=seed % 50)
+    here, there = (rng.random(len(truth)) >= lost for _ in range(2))
+    own, other = np.sort(seen(truth, offset, drift)[here]), truth[there]
+    a, b = pairs_by_pieces(own, other, 4_000, 50_000, 1e-3)
+    assert np.all(np.diff(b) > 0)
+    assert np.all(np.abs(a - b - offset - drift * b) <= 100_000)
+    assert len(a) >= 0.7 * np.count_nonzero(here & there)
+
+
+def test_strangers_have_no_pairs():
+    a, b = pairs_by_pieces(job(seed=1), job(seed=2), 4_000, 50_000, 1e-3)
+    assert len(a) == len(b) == 0
+    assert len(pairs_by_pieces(job()[:5], job(), 4_000, 50_000, 1e-3)[0]) == 0

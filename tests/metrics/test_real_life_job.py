@@ -133,3 +133,15 @@ def test_captures_that_start_at_different_collectives():
     for rank in found.ranks[1:]:
         reading = rank.clock.offset_ns
         assert reading == pytest.approx(OFFSETS[rank.rank], abs=5_000)
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
+def test_records_that_the_profiler_lost_shift_no_clock(share, epochs):
+    """GIVEN captures that each lack records here and there, THEN no lag fits all of it, and clocks are found anyway."""
+    made, rng = Fsdp(slow=1.25, epochs=epochs), np.random.default_rng(8)
+    found = tracekit.analyze(made.job.timeline(drop=lambda *_: rng.random() < share))
+    for rank in found.ranks[1:]:
+        assert rank.clock.offset_ns == pytest.approx(OFFSETS[rank.rank], abs=5_000)
+        assert rank.clock.uncertainty_ns <= 2_000
+    assert [s.rank for s in found.stragglers] == [LATE]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
+from tracekit.metrics.pieces import pairs_by_pieces
 
 Int64 = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -65,11 +66,35 @@ def fit_pair(
         found = _best_lag(ends[key], reference[key], coarse_ns, thresholds)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
-    if best is None:
+    fit = None
+    if best is not None:
+        fit = _fit(*_pairs_near(ends, reference, best, best[1]), thresholds)
+    # Ends of one collective differ by no more than the tolerance: what fits worse is not one, or records are lost.
+    if fit is None or (fit.uncertainty_ns or 0) > thresholds.clock_tolerance_ns:
+        pieced = _fit_by_pieces(ends, reference, coarse_ns, thresholds)
+        if pieced is not None and (fit is None or (pieced.uncertainty_ns or 0) < (fit.uncertainty_ns or 0)):
+            return pieced
+    return fit
+
+
+def _fit_by_pieces(
+    ends: Mapping[object, Int64], reference: Mapping[object, Int64], coarse_ns: int | None, thresholds: Thresholds
+) -> ClockFit | None:
+    """The clock by the kind of collective with most ends, where lost records leave no one lag that fits."""
+    keys = sorted(ends.keys() & reference.keys(), key=lambda k: -min(len(ends[k]), len(reference[k])))
+    if not keys:
         return None
-    offset = best[1]
-    own, other = _pairs_near(ends, reference, best, offset)
-    return _fit(own, other, thresholds)
+    own, other = np.sort(ends[keys[0]][:LONGEST_SEARCH]), np.sort(reference[keys[0]][:LONGEST_SEARCH])
+    tolerance = thresholds.clock_tolerance_ns
+    a, b = pairs_by_pieces(own, other, 2 * tolerance, thresholds.clock_residual_ns, LARGEST_DRIFT)
+    # Of two captures of one job most records are in both.
+    if len(a) < max(FEWEST, min(len(own), len(other)) // 3):
+        return None
+    fit = _fit(a, b, thresholds)
+    astray = (
+        fit is not None and coarse_ns is not None and abs(fit.offset_ns - coarse_ns) > thresholds.coarse_clock_error_ns
+    )
+    return None if astray else fit
 
 
 def _best_lag(
