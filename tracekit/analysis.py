@@ -43,7 +43,7 @@ from tracekit.metrics.world import start_up_left_out, world
 from tracekit.ranks import spans
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady, Straggler
-from tracekit.rules import check_all
+from tracekit.rules import check_all, reported
 from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import changes_for, with_gains
 from tracekit.rules.ledger import Ledger
@@ -76,6 +76,9 @@ class Options:
     """Tokens of the whole job in a step, likewise."""
     gpu: Gpu | None = None
     """The kind of GPU, likewise."""
+    select: tuple[str, ...] = ()
+    """Report only rules whose codes begin so; () for all. All are checked: who is left out still has its time."""
+    ignore: tuple[str, ...] = ()
     thresholds: Thresholds = DEFAULT
 
 
@@ -159,8 +162,8 @@ def analyze(
         steady=steady,
         collectives=table,
         stragglers=verdict.stragglers,
-        findings=findings,
-        skipped_rules=skipped,
+        findings=tuple(f for f in findings if reported(f.rule, options.select, options.ignore)),
+        skipped_rules=tuple(s for s in skipped if reported(s.rule, options.select, options.ignore)),
         sharding=strategy,
         efficiency=usage,
         world_size=job.size,

@@ -16,6 +16,7 @@ from tracekit.commands.analyze import analyze
 from tracekit.commands.hang import hang
 from tracekit.commands.info import info
 from tracekit.commands.plan import plan
+from tracekit.commands.rules import explain, rules
 from tracekit.commands.status import ExitStatus
 from tracekit.errors import TracekitError, UsageError
 
@@ -82,5 +83,5 @@ def main() -> None:
     """Where every nanosecond of a sharded training step goes, from an Nsight Systems capture."""
 
 
-for command in (analyze, hang, info, plan):
+for command in (analyze, hang, info, plan, rules, explain):
     main.add_command(command)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +16,11 @@ from tracekit.commands.types import SEVERITIES, Count, Numbers, Window
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
+    from tracekit.analysis import Options
     from tracekit.metrics.run import ModelFacts
     from tracekit.results import Analysis
+    from tracekit.settings import Settings
+    from tracekit.timeline import Timeline
 
 
 @click.command()
@@ -58,8 +61,19 @@ if TYPE_CHECKING:
 @click.option("--params", type=Count(), help="Its number of parameters, e.g. 70e9 or 7B, in place of that.")
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a step, over all GPUs.")
 @click.option("--gpu", metavar="NAME", help="Kind of GPU, where the capture does not tell.")
+@click.option("--select", metavar="CODES", help="Report only these rules, e.g. TK1,TK201; TK1 is all of TK1xx.")
+@click.option("--ignore", metavar="CODES", help="Do not report these rules.")
+@click.option("--threshold", "thresholds", multiple=True, metavar="NAME=VALUE", help="Set a threshold of the rules.")
 @click.option(
     "--fail-on", type=click.Choice(SEVERITIES), help="Exit with status 1 if a finding is this severe or more."
+)
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["text", "md", "json", "sarif"]),
+    default="text",
+    show_default=True,
+    help="What to print on standard output.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show all findings and collectives, with their evidence.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no summary and no progress.")
@@ -68,75 +82,119 @@ def analyze(
     captures: tuple[str, ...],
     json_path: str | None,
     html_path: str | None,
-    steps: frozenset[int] | None,
-    ranks: frozenset[int] | None,
-    window: tuple[int | None, int | None],
-    skip_warmup: int | None,
-    step_marker: str | None,
-    no_align: bool,
-    no_rules: bool,
     allow_no_gpu: bool,
-    model: str | None,
-    params: int | None,
-    tokens: int | None,
-    gpu: str | None,
     fail_on: str | None,
+    output: str,
     verbose: bool,
     quiet: bool,
     no_color: bool,
+    **given: Any,
 ) -> int:
     """Account for every nanosecond of a step and say what exposes communication.
 
     CAPTURE is an nsys SQLite export, an .nsys-rep (needs nsys), a folder of them, or a quoted glob pattern; several are
     taken as the ranks of one job.
     """
-    from tracekit.analysis import Options
     from tracekit.analysis import analyze as analyze_timeline
     from tracekit.capture import find_captures, open_captures
-    from tracekit.theory.gpus import gpu_named
+    from tracekit.settings import find_settings
 
+    settings = find_settings(Path.cwd())
     files = find_captures(captures)
     check_outputs([path for path in (json_path, html_path) if path is not None and path != "-"], files)
     if html_path == "-":
         raise UsageError("--html: a report goes to a file, not to standard output", hint="Name a file.")
-    options = Options(
-        steps=steps,
-        ranks=ranks,
-        window=window,
-        step_marker=step_marker,
-        skip_warmup=skip_warmup,
-        rules=not no_rules,
-        align=not no_align,
-        allow_no_gpu=allow_no_gpu,
-        model=_model(model, params),
-        tokens_per_step=tokens,
-        gpu=gpu_named(gpu) if gpu is not None else None,
-    )
+    if json_path == "-":
+        if output not in ("text", "json"):
+            raise UsageError(f"--json - and --format {output} both print", hint="Name a file for the JSON.")
+        json_path, output = None, "json"
+    options = _options(settings, allow_no_gpu, given)
     with progress(quiet) as (progressing, shown):
         timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
     with progress(quiet, "Measuring") as (progressing, _):
         analysis = analyze_timeline(timeline, options, progressing=progressing)
     if html_path and not analysis.ranks:
         raise UsageError("--html: there is no GPU work to draw", hint="Use --json for the NVTX view.")
+    wrote = _write_files(analysis, timeline, json_path, html_path)
+    if output != "text":
+        write(_document(analysis, output))
+    elif not quiet:
+        _print_summary(analysis, verbose, no_color, wrote)
+    return _status(analysis, fail_on or settings.fail_on)
+
+
+def _options(settings: Settings, allow_no_gpu: bool, given: dict[str, Any]) -> Options:
+    from tracekit.analysis import Options
+    from tracekit.rules import known_codes
+    from tracekit.settings import with_thresholds
+    from tracekit.theory.gpus import gpu_named
+
+    return Options(
+        steps=given["steps"],
+        ranks=given["ranks"],
+        window=given["window"],
+        step_marker=given["step_marker"],
+        skip_warmup=given["skip_warmup"],
+        rules=not given["no_rules"],
+        align=not given["no_align"],
+        allow_no_gpu=allow_no_gpu,
+        model=_model(given["model"], given["params"]),
+        tokens_per_step=given["tokens"],
+        gpu=gpu_named(given["gpu"]) if given["gpu"] is not None else None,
+        select=known_codes(settings.select if given["select"] is None else given["select"].split(",")),
+        ignore=known_codes(settings.ignore if given["ignore"] is None else given["ignore"].split(",")),
+        thresholds=with_thresholds(settings.thresholds, _thresholds(given["thresholds"]), "--threshold"),
+    )
+
+
+def _thresholds(given: tuple[str, ...]) -> dict[str, float]:
+    """``NAME=VALUE`` pairs of the command line."""
+    found = {}
+    for pair in given:
+        name, _, value = pair.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise UsageError(f"--threshold {pair!r} is not NAME=VALUE", hint="Such as wait_share=0.03.") from None
+    return found
+
+
+def _write_files(
+    analysis: Analysis, timeline: Timeline, json_path: str | None, html_path: str | None
+) -> list[tuple[str, int]]:
+    """Write what is asked for; (path, bytes) of each file."""
     wrote: list[tuple[str, int]] = []
     if json_path:
-        from tracekit.report.json import render_json
+        from tracekit.report.files import write_whole
 
-        # A path that is not UTF-8 holds lone surrogates, which JSON can only escape.
-        document = (render_json(analysis) + "\n").encode("utf-8", "backslashreplace")
-        if json_path == "-":
-            write(document)
-        else:
-            from tracekit.report.files import write_whole
-
-            wrote.append((json_path, write_whole(Path(json_path), document)))
+        wrote.append((json_path, write_whole(Path(json_path), _document(analysis, "json"))))
     if html_path:
         from tracekit.report.html import write_html
 
         wrote.append((html_path, write_html(analysis, timeline, Path(html_path))))
-    if json_path != "-" and not quiet:
-        _print_summary(analysis, verbose, no_color, wrote)
-    return _status(analysis, fail_on)
+    return wrote
+
+
+def _document(analysis: Analysis, output: str) -> bytes:
+    """The analysis in a format for machines, or for other people's pages."""
+    if output == "json":
+        from tracekit.report.json import render_json
+
+        text = render_json(analysis) + "\n"
+    elif output == "sarif":
+        from tracekit.report.sarif import render_sarif
+
+        text = render_sarif(analysis) + "\n"
+    elif analysis.ranks:
+        from tracekit.report.markdown import render_markdown
+
+        text = render_markdown(analysis)
+    else:
+        from tracekit.report.host import render_host
+
+        text = f"```text\n{render_host(analysis)}\n```\n"
+    # A path that is not UTF-8 holds lone surrogates, which JSON can only escape.
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _model(name: str | None, parameters: int | None) -> ModelFacts | None:

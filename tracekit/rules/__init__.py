@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from tracekit.errors import UsageError
 from tracekit.results import Finding, Severity, SkippedRule
 from tracekit.rules.base import Context, Rule
 from tracekit.rules.capture_quality import (
@@ -76,6 +77,29 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
                 skipped.append(result)
         release()
     return ranked(found), tuple(skipped)
+
+
+def known_codes(codes: Iterable[str]) -> tuple[str, ...]:
+    """The codes, or beginnings of codes, in capitals.
+
+    Raises `UsageError` for one that no rule's code begins with.
+    """
+    wanted = tuple(code.strip().upper() for code in codes)
+    for code in wanted:
+        if not code or not any(rule.code.startswith(code) for rule in RULES):
+            raise UsageError(
+                f"there is no rule {code!r}", hint="tracekit rules lists them; TK1 stands for all of TK1xx."
+            )
+    return wanted
+
+
+def reported(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
+    """Whether a rule is to be reported. Of a selected and an ignored beginning the longer one counts."""
+
+    def longest(beginnings: Sequence[str]) -> int:
+        return max((len(each) for each in beginnings if code.startswith(each)), default=-1)
+
+    return longest(select or [""]) > longest(ignore)
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
