@@ -117,6 +117,14 @@ class Thresholds:
     """† A collective shorter than this is mostly latency."""
     latency_bound_count: int = 20
     """† From so many short collectives of one kind in a step on, wrapping larger units is worth trying."""
+    link_bound_share: float = 0.8
+    """† A collective at this share of its link's peak is as fast as it gets."""
+    beside_share: float = 0.5
+    """† A kernel with this share of its time under a collective runs beside it."""
+    contention_kernels: int = 2
+    """† Fewer kernels of one name and grid, beside a collective or alone, are no comparison."""
+    same_work_ratio: float = 1.1
+    """† Kernels of one name and grid whose lengths alone differ by more (90 % over 10 %) do different work."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
     still_ns: int = 1_000_000_000

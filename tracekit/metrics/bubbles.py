@@ -50,6 +50,7 @@ EXPOSED_COMM_CAUSES = (
     "serialized",
     "latency_bound",
     "bandwidth",
+    "behind_copy",
     "host_late",
     "between_kernels",
     "unknown",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.intervals import intersect, measure, union
+from tracekit.metrics.activity import EVENT_SYNCS
 from tracekit.metrics.bubbles import EXPOSED_COMM_CAUSES, Lost
 from tracekit.metrics.roles import NEVER, Roles, Work, roles_of, work_of
 from tracekit.metrics.views import RankView
@@ -48,6 +49,7 @@ def exposure_causes(view: RankView, thresholds: Thresholds) -> Int8:
     last &= ~roles.microbatch[k] & (start >= roles.backward_end[k] - thresholds.clock_tolerance_ns)
     found[last & (roles.backward_end[k] != NEVER)] = code_of("last_reduce")
     not_released = (waited_for == NONE) | (gap[1] - end > thresholds.handover_ns)
+    found[(found == UNKNOWN) & not_released & _released_by_copy(view, gap[1], end, thresholds)] = code_of("behind_copy")
     late = (found == UNKNOWN) & not_released & _next_kernel_was_late(view, gap, end, thresholds)
     found[late] = code_of("host_late")
     found[gap[1] - gap[0] < thresholds.kernel_gap_ns] = code_of("between_kernels")
@@ -227,7 +229,7 @@ def _after_event_sync(view: RankView, roles: Roles, thresholds: Thresholds) -> B
     FSDP1 limits how many gathers are under way by letting the host wait until an earlier one has been used.
     """
     calls = view.process.calls
-    waits = [i for i, name in enumerate(view.names) if name in ("cudaEventSynchronize", "cuEventSynchronize")]
+    waits = [i for i, name in enumerate(view.names) if name in EVENT_SYNCS]
     is_wait = np.isin(calls.name, waits)
     limited = np.zeros(len(roles.launched), np.bool_)
     known = np.flatnonzero((roles.launched != NONE) & roles.gather)
@@ -311,6 +313,14 @@ def _waited_for(
     throughout = (view.ops.start[row[r]] <= start + tick) & (ends[r] >= end - tick)
     released = (releasing >= 0) & (gap[1] - ends[r] <= thresholds.handover_ns) & throughout
     return np.where(released, r, np.where(ends[own] <= gap[1] + tick, own, NONE))
+
+
+def _released_by_copy(view: RankView, gap_end: Int64, end: Int64, thresholds: Thresholds) -> Bool:
+    """Whether compute goes on when a copy ends, which lasts until the bubble's end or longer."""
+    copies = np.sort(view.ops.end[view.ops.kind == Kind.COPY])
+    latest = _latest(copies, gap_end + thresholds.clock_tolerance_ns)
+    result: Bool = (gap_end - latest <= thresholds.handover_ns) & (latest >= end - thresholds.handover_ns)
+    return result
 
 
 def _next_kernel_was_late(view: RankView, gap: tuple[Int64, Int64], end: Int64, thresholds: Thresholds) -> Bool:

@@ -17,11 +17,23 @@ from tracekit.rules.capture_quality import (
     RankClaimedTwice,
     StartUpSkew,
 )
+from tracekit.rules.contention import Contention
 from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
 from tracekit.rules.hangs import HANG_RULES
 from tracekit.rules.host import AllocatorRetries, DataLoading, LaunchBound, Pauses, SyncCall
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
+from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
+from tracekit.rules.schedule import (
+    FirstGather,
+    HeldUpByLaunchOrder,
+    NoBackwardPrefetch,
+    NoForwardPrefetch,
+    OnComputeStream,
+    OptimizerGathers,
+    QueuedBehindReductions,
+    RateLimited,
+)
 from tracekit.rules.stragglers import (
     EveryKernelSlow,
     HostStall,
@@ -30,6 +42,7 @@ from tracekit.rules.stragglers import (
     SequenceLengths,
     SlowCompute,
 )
+from tracekit.rules.transfers import GatheredTwice, LatencyBound, TransferBound
 from tracekit.spool import release
 
 RULES: tuple[Rule, ...] = (
@@ -42,6 +55,21 @@ RULES: tuple[Rule, ...] = (
     SlowLink(),
     EveryKernelSlow(),
     NetworkJitter(),
+    RateLimited(),
+    NoForwardPrefetch(),
+    NoBackwardPrefetch(),
+    QueuedBehindReductions(),
+    OnComputeStream(),
+    LatencyBound(),
+    FirstGather(),
+    ReplicaReductions(),
+    LastReduction(),
+    HeldUpByLaunchOrder(),
+    TransferBound(),
+    OptimizerGathers(),
+    MicrobatchReductions(),
+    Contention(),
+    GatheredTwice(),
     *HANG_RULES,
     CheckpointSave(),
     HeldByCopy(),

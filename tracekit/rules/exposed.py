@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tracekit.metrics.bubbles import Lost
+from tracekit.metrics.bubbles import EXPOSED_COMM_CAUSES, Lost
 from tracekit.results import Evidence, Finding
 from tracekit.rules.base import Context
 
@@ -35,6 +35,7 @@ class ExposedCommunication:
         ]
         if op:
             evidence.append(Evidence(metric=op, value=round(exposed_share, 4), unit="of exposed communication"))
+        evidence += _by_cause(context, rest)
         what = "Other communication" if rest < step.exposed_comm_ns else "Communication"
         yield Finding(
             rule=self.code,
@@ -47,6 +48,43 @@ class ExposedCommunication:
             evidence=tuple(evidence),
             fix=_fix(op, waits_told=context.waits_told),
         )
+
+
+WORDS = {
+    "start_up": "first collective of a capture",
+    "peer_wait": "waiting for peers",
+    "rate_limiter": "gathers that the host held back",
+    "no_prefetch": "gathers never issued ahead",
+    "queued_behind_comm": "gathers queued behind reductions",
+    "launched_late": "launched late by the host",
+    "first_gather": "first gather of the step",
+    "microbatch_reduce": "reductions of early microbatches",
+    "last_reduce": "last reduction of the step",
+    "optimizer_phase": "after the optimizer's step",
+    "on_compute_stream": "on the compute stream",
+    "launch_order": "held up by the order of launch",
+    "serialized": "between compute that may need it",
+    "latency_bound": "many small collectives",
+    "bandwidth": "longer than the compute beside it",
+    "behind_copy": "compute waits for a copy",
+    "host_late": "compute launched late by the host",
+    "between_kernels": "gaps between kernels",
+    "unknown": "unknown",
+}
+"""The causes of exposed communication in words."""
+
+
+def _by_cause(context: Context, rest: int) -> list[Evidence]:
+    """The causes that most of the rest has."""
+    left = {
+        cause: context.ledger.left(lambda view, cause=cause: view.bubbles.of_cause(Lost.EXPOSED_COMM, cause))  # type: ignore[misc]
+        for cause in EXPOSED_COMM_CAUSES
+    }
+    named = sorted(((ns, cause) for cause, ns in left.items() if ns >= 0.1 * rest), reverse=True)
+    return [
+        Evidence(metric=WORDS[cause], value=round(ns / context.step.wall_ns, 4), unit="of the step")
+        for ns, cause in named
+    ]
 
 
 GATHERS = (

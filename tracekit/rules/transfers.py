@@ -1,0 +1,148 @@
+"""TK105 and TK109: transfers that start in time and still last too long: too many small ones, or too many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracekit.metrics.views import RankView
+from tracekit.results import Collective, Evidence, Finding, SkippedRule
+from tracekit.rules.base import Context
+from tracekit.rules.loss import Loss
+from tracekit.rules.schedule import CauseRule, collectives_a_step, exposed_share, in_backward
+from tracekit.theory.gpus import gpu_of
+
+Bool = NDArray[np.bool_]
+
+
+class LatencyBound(CauseRule):
+    """TK105: many collectives so short that most of each is latency."""
+
+    code = "TK105"
+    title = "Many small collectives"
+    causes = ("latency_bound",)
+    fixes: ClassVar[Mapping[str, str]] = {
+        "fsdp1": "Wrap whole transformer blocks (transformer_auto_wrap_policy), not single linear layers.",
+        "fsdp2": "Call fully_shard on whole blocks, not on single linear layers.",
+        "deepspeed": (
+            "Raise stage3_param_persistence_threshold and reduce_bucket_size; mark blocks with set_z3_leaf_modules."
+        ),
+        "ddp": "Raise bucket_cap_mb.",
+    }
+    general = "Move the same bytes with fewer collectives."
+
+    def claim(self, loss: Loss) -> str:
+        """How short they are."""
+        return f"Many collectives last {_median_us(loss):.0f} us, mostly latency, and are exposed"
+
+    def evidence(self, loss: Loss) -> Iterable[Evidence]:
+        """Number and length."""
+        limits = loss.context.thresholds
+        limit = limits.latency_bound_ns / 1_000
+        yield Evidence(metric="median duration", value=round(_median_us(loss), 2), unit="us", threshold=limit)
+        yield collectives_a_step(loss)
+        yield exposed_share(loss)
+
+
+def _median_us(loss: Loss) -> float:
+    """Median duration of the operations that own the bubbles, µs."""
+    parts = []
+    for view, rows in zip(loss.views, loss.rows, strict=True):
+        op = np.unique(view.bubbles.op[rows])
+        parts.append(view.ops.end[op] - view.ops.start[op])
+    return float(np.median(np.concatenate(parts))) / 1_000
+
+
+class TransferBound(CauseRule):
+    """TK109: the link is busy as fast as it can, and compute does not hide it."""
+
+    code = "TK109"
+    title = "Bound by the transfer"
+    causes = ("bandwidth",)
+    fixes: ClassVar[Mapping[str, str]] = {
+        "fsdp1": "ShardingStrategy.HYBRID_SHARD; MixedPrecision(param_dtype=torch.bfloat16).",
+        "fsdp2": "fully_shard over a mesh of two dimensions; MixedPrecisionPolicy(param_dtype=torch.bfloat16).",
+        "deepspeed": "ZeRO++ (zero_hpz_partition_size, zero_quantized_weights), or a lower stage.",
+        "ddp": "The bf16 compression hook (register_comm_hook).",
+    }
+    general = "Move fewer bytes (shard inside a host only, lower precision), or compute more for each (larger batch)."
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Fires where the exposed collectives run at 80 % of their link or more."""
+        loss = Loss.of(context, self.pick)
+        if loss.share < context.thresholds.warning_share:
+            return
+        fast, reason = _at_the_limit(context)
+        if reason:
+            yield reason
+            return
+        keys = {(row.communicator, row.op) for row, _ in fast}
+        loss = Loss.of(context, lambda view: self.pick(view) & _of_groups(view, keys))
+        if loss.share >= context.thresholds.warning_share:
+            evidence = [*self.evidence(loss), *_speeds(context, fast)]
+            yield loss.report(self.code, self.claim(loss), evidence, self.fix(context))
+
+    def claim(self, loss: Loss) -> str:
+        """One sentence for all."""
+        return "Collectives start in time and run at the speed of the link, and compute is too short to hide them"
+
+
+def _of_groups(view: RankView, keys: set[tuple[str | None, str]]) -> Bool:
+    """(n,) mask of the bubbles whose collective is of one of the (communicator, op)."""
+    found = view.collectives
+    rows = found.row[np.isin(found.of, [i for i, key in enumerate(found.group) if key in keys])]
+    result: Bool = np.isin(view.bubbles.op, rows)
+    return result
+
+
+def _at_the_limit(context: Context) -> tuple[list[tuple[Collective, float]], SkippedRule | None]:
+    """(collectives near their link's peak, each with its share of it; why it cannot be told)."""
+    gpu = gpu_of(context.ranks[0].device_name)
+    hosts = {rank.host or context.timeline.captures[rank.capture].path for rank in context.ranks}
+    known = [row for row in context.collectives if row.busbw_gbps is not None]
+    if not known:
+        return [], SkippedRule(
+            rule="TK109",
+            reason="no bus bandwidth: it needs message sizes and the captures of all ranks",
+            capture_with="nsys 2024.6 or newer, nsys export --include-blobs=true, all ranks analyzed together",
+        )
+    if gpu is None or gpu.nvlink_gb_per_s is None or len(hosts) > 1:
+        what = "between hosts" if len(hosts) > 1 else f"of {context.ranks[0].device_name or 'this GPU'}"
+        reason = f"the peak of the link {what} is not known"
+        return [], SkippedRule(rule="TK109", reason=reason, capture_with=None)
+    shares = [(row, (row.busbw_gbps or 0.0) / gpu.nvlink_gb_per_s) for row in known]
+    return [(row, share) for row, share in shares if share >= context.thresholds.link_bound_share], None
+
+
+def _speeds(context: Context, fast: list[tuple[Collective, float]]) -> Iterable[Evidence]:
+    for row, share in fast[:3]:
+        yield Evidence(
+            metric=f"bus bandwidth of {row.op.replace('_', '-')} over the link's peak",
+            value=round(share, 4),
+            unit="ratio",
+            threshold=context.thresholds.link_bound_share,
+        )
+
+
+class GatheredTwice(CauseRule):
+    """TK114: parameters are gathered again for the backward pass though memory is to spare."""
+
+    code = "TK114"
+    title = "Parameters are gathered twice"
+    causes = ("no_prefetch", "queued_behind_comm", "bandwidth", "latency_bound")
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """How much memory is free decides, and captures do not tell it yet: never reported, and said so."""
+        ledger, wall = context.ledger, context.step.wall_ns
+        again = sum(int(v.bubbles.ns[self.pick(v) & ledger.counted(v)].sum()) for v in context.views)
+        if again and again >= context.thresholds.warning_share * wall * ledger.windows:
+            reason = "how much memory the GPUs have to spare is not known"
+            yield SkippedRule(rule=self.code, reason=reason, capture_with=None)
+
+    def pick(self, view: RankView) -> Bool:
+        """Exposed gathers of the backward pass."""
+        gathers = _of_groups(view, {key for key in view.collectives.group if key[1] == "all_gather"})
+        return super().pick(view) & gathers & in_backward(view)
