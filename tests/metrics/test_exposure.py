@@ -165,14 +165,9 @@ def test_causes(name, monkeypatch):
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 CAPTURES = sorted(path.name for path in SAMPLES.glob("*.sqlite"))
-PARTLY_UNKNOWN = {"contention.sqlite", "offload.sqlite", "shared_communicator.sqlite", "transfer_bound.sqlite"}
-OF_SAMPLES = [
-    pytest.param(name, marks=pytest.mark.xfail(name in PARTLY_UNKNOWN, reason="some of it has no cause yet"))
-    for name in CAPTURES
-]
 
 
-@pytest.mark.parametrize("name", OF_SAMPLES)
+@pytest.mark.parametrize("name", CAPTURES)
 def test_hardly_anything_of_a_sample_is_unknown(name):
     steps = [step for rank in tracekit.analyze(tracekit.open(SAMPLES / name)).ranks for step in rank.steps]
     assert steps

@@ -324,11 +324,15 @@ def _released_by_copy(view: RankView, gap_end: Int64, end: Int64, thresholds: Th
 
 
 def _next_kernel_was_late(view: RankView, gap: tuple[Int64, Int64], end: Int64, thresholds: Thresholds) -> Bool:
-    """Whether the kernel that ends the gap was launched in it, and not long before the bubble's end."""
+    """Whether the launch of the kernel that ends the gap returned in it, and not long before the bubble's end.
+
+    What counts is the return: the first launch of a kernel can take milliseconds, in which it is loaded.
+    """
     ops = view.ops
     compute = np.flatnonzero(ops.kind == Kind.COMPUTE)
     at = np.searchsorted(ops.start[compute], gap[1])
-    following = np.where(at < len(compute), np.append(compute, 0)[np.minimum(at, len(compute))], NONE)
-    launched = _launch_of(view, following.astype(np.int64))
-    result: Bool = (launched != NONE) & (launched >= np.maximum(gap[0], end - thresholds.launch_lag_ns))
+    following = np.append(compute, NONE)[at]
+    call = np.where(following != NONE, ops.call[following], NONE)
+    returned = np.append(view.process.calls.end, NONE)[call]
+    result: Bool = (call != NONE) & (returned >= np.maximum(gap[0], end - thresholds.launch_lag_ns))
     return result
