@@ -278,11 +278,14 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--kernels", type=int, default=1_000_000, help="kernels in all, with as many launch rows")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument(
+        "--first-rank", type=int, default=0, help="rank of the first process, for a job of many captures"
+    )
     arguments = parser.parse_args()
     if not 1 <= arguments.processes <= arguments.kernels:
         parser.error("there must be a process, and a kernel for each")
     began = time.perf_counter()
-    generate(arguments.path, arguments.kernels, arguments.processes)
+    generate(arguments.path, arguments.kernels, arguments.processes, arguments.first_rank)
     size_mb = arguments.path.stat().st_size / 1e6
     print(f"{arguments.path}: {arguments.kernels:,} kernels, {size_mb:,.0f} MB, {time.perf_counter() - began:.1f} s")
 
