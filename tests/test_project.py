@@ -217,6 +217,8 @@ def test_every_json_key_is_documented_and_no_other(tmp_path: Path) -> None:
         "collectives": document["collectives"][0],
         "findings": document["findings"][0],
         "evidence": document["findings"][0]["evidence"][0],
+        "replay": document["replay"],
+        "predictions": document["replay"]["predictions"][0],
         "host_ranks": host,
         "host_ranks steps": host["steps"][0],
         "host_ranks collectives": host["collectives"][0],

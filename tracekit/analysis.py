@@ -22,7 +22,7 @@ from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
 from tracekit.metrics.replay.replay import replayable_steps
-from tracekit.metrics.replay.what_if import WhatIf, replay_result
+from tracekit.metrics.replay.what_if import parse_changes
 from tracekit.metrics.run import ModelFacts, run_facts
 from tracekit.metrics.sharding import sharding
 from tracekit.metrics.steady import steady_steps, steady_windows
@@ -42,10 +42,10 @@ from tracekit.metrics.waits import RankWaits
 from tracekit.metrics.world import start_up_left_out, world
 from tracekit.ranks import spans
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady, Straggler
+from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady
 from tracekit.rules import check_all, reported
 from tracekit.rules.base import Context, mean_step
-from tracekit.rules.gains import changes_for, with_gains
+from tracekit.rules.gains import replayed
 from tracekit.rules.ledger import Ledger
 from tracekit.spool import keep, release
 from tracekit.theory.gpus import Gpu
@@ -66,6 +66,8 @@ class Options:
     skip_warmup: int | None = None
     """Leave out exactly this many leading steps from the steady ones; None: by the rule."""
     rules: bool = True
+    what_if: tuple[str, ...] = ()
+    """Changes to replay, such as ``bandwidth=2x,straggler=off``: each a list of changes that are made together."""
     align: bool = True
     """Align the captures' clocks by their collectives; without, times are compared as they are."""
     allow_no_gpu: bool = False
@@ -94,6 +96,7 @@ def analyze(
     Raises `UsageError` when the options pick nothing: a rank or step that is not there, a window without GPU work; and
     `NoGpuWorkError` when there is no rank (with ``allow_no_gpu``: nor an NVTX step).
     """
+    asked = [parse_changes(changes) for changes in options.what_if]
     if not timeline.ranks:
         return _host_view(timeline, options)
     tracks = _picked_ranks(timeline, options)
@@ -152,10 +155,13 @@ def analyze(
             ledger=Ledger(views, ranks, mean_step(ranks, steady), steady),
         )
         findings, skipped = check_all(context)
-        replay, findings = _replayed(timeline, measured, together, steady, verdict.stragglers, findings, options)
         names = {f"{c:#018x}": size for c, size in sizes.items()}
         strategy = sharding(traffic(views, steady), facts, names)
         usage = efficiency(ranks, steady, facts, _kernel_names(timeline, tracks), options.gpu)
+    if options.rules or asked:
+        steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
+        ranks_of_steps = [m.track.rank for m in measured]
+        replay, findings = replayed(steps, ranks_of_steps, verdict.stragglers, findings, asked, options.thresholds)
     return Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
         ranks=ranks,
@@ -171,25 +177,6 @@ def analyze(
         remedies=_remedies(timeline, ranks),
         replay=replay,
     )
-
-
-def _replayed(
-    timeline: Timeline,
-    measured: Sequence[RankMeasures],
-    together: Together,
-    steady: Steady | None,
-    stragglers: Sequence[Straggler],
-    findings: tuple[Finding, ...],
-    options: Options,
-) -> tuple[Replay, tuple[Finding, ...]]:
-    """What mending each finding would gain, by replay of a few steps."""
-    steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
-    if isinstance(steps, str):
-        return replay_result(steps, ()), findings
-    what_if = WhatIf(steps, [m.track.rank for m in measured], stragglers)
-    predictions = what_if.predict([(change,) for change in changes_for(findings)])
-    gains = {prediction.change: prediction.gain_ns for prediction in predictions}
-    return replay_result(steps, predictions), with_gains(findings, gains)
 
 
 def _views(

@@ -93,6 +93,10 @@ class Thresholds:
     """† A host thread that waits for the GPU goes on within this."""
     replay_error_share: float = 0.02
     """† A replay without changes that misses the measured step by more than this share predicts nothing."""
+    collective_latency_ns: int = 20_000
+    """† What a collective takes whatever its bytes: a faster network shortens only the rest."""
+    alone_share: float = 0.1
+    """† A kernel with communication beside it for less than this share of its time runs alone."""
     replay_operations: int = 100_000
     """† Steps are replayed together up to this many operations over all ranks, which takes about two seconds."""
     replay_steps: int = 10

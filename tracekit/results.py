@@ -326,7 +326,7 @@ class Prediction:
     """What a step would take with something changed, by replay."""
 
     change: str
-    """What was changed, e.g. ``straggler=off``."""
+    """What was changed, e.g. ``straggler=off``; several together with commas between."""
     step_time_ns: int
     """Mean over the replayed steps and ranks."""
     gain_ns: int
@@ -346,6 +346,9 @@ class Replay:
     reason: str | None
     """Why nothing is predicted; None where something is."""
     predictions: tuple[Prediction, ...]
+    """For the fixes of findings."""
+    what_if: tuple[Prediction, ...] = ()
+    """For the changes that were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,12 @@ if TYPE_CHECKING:
 @click.option(
     "--no-align", is_flag=True, help="Compare the captures' clocks as they are, not aligned by their collectives."
 )
+@click.option(
+    "--what-if",
+    multiple=True,
+    metavar="CHANGES",
+    help="Replay steps with changes made, e.g. bandwidth=2x,straggler=off; can be given several times.",
+)
 @click.option("--no-rules", is_flag=True, help="Account only; check no rules.")
 @click.option(
     "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
@@ -125,6 +131,7 @@ def analyze(
 
 def _options(settings: Settings, allow_no_gpu: bool, given: dict[str, Any]) -> Options:
     from tracekit.analysis import Options
+    from tracekit.metrics.replay.what_if import parse_changes
     from tracekit.rules import known_codes
     from tracekit.settings import with_thresholds
     from tracekit.theory.gpus import gpu_named
@@ -136,6 +143,7 @@ def _options(settings: Settings, allow_no_gpu: bool, given: dict[str, Any]) -> O
         step_marker=given["step_marker"],
         skip_warmup=given["skip_warmup"],
         rules=not given["no_rules"],
+        what_if=tuple(",".join(parse_changes(changes)) for changes in given["what_if"]),
         align=not given["no_align"],
         allow_no_gpu=allow_no_gpu,
         model=_model(given["model"], given["params"]),

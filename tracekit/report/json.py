@@ -16,6 +16,7 @@ from tracekit.results import (
     HostRank,
     LastActivity,
     Mismatch,
+    Prediction,
     Rank,
     Replay,
     Sharding,
@@ -68,6 +69,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "not_captured": list(analysis.not_captured),
         "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
         "replay": _replay(analysis.replay) if analysis.replay else None,
+        "what_if": [_prediction(row) for row in analysis.replay.what_if] if analysis.replay else [],
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
     }
 
@@ -134,11 +136,12 @@ def _replay(replay: Replay) -> dict[str, Any]:
         "step_time_ns": replay.step_time_ns,
         "unexplained_share": replay.unexplained_share,
         "reason": replay.reason,
-        "predictions": [
-            {"change": row.change, "step_time_ns": row.step_time_ns, "gain_ns": row.gain_ns}
-            for row in replay.predictions
-        ],
+        "predictions": [_prediction(row) for row in replay.predictions],
     }
+
+
+def _prediction(row: Prediction) -> dict[str, Any]:
+    return {"change": row.change, "step_time_ns": row.step_time_ns, "gain_ns": row.gain_ns}
 
 
 def _account(account: Account) -> dict[str, Any]:

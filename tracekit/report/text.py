@@ -18,7 +18,7 @@ from tracekit.report.tables_text import fitted, rank_lines, size_lines
 from tracekit.report.theory import theory_lines, usage_words
 from tracekit.report.verdict import UNDECIDED
 from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
-from tracekit.results import Analysis, Finding, Severity
+from tracekit.results import Analysis, Finding, Replay, Severity
 
 _NARROWEST = 40
 _WIDE = 60
@@ -47,6 +47,7 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
         size_lines(analysis, width) if verbose else (),
         _theory(analysis, width) if verbose else (),
         _findings(analysis, summary, width, verbose),
+        _what_if(analysis.replay, summary, width),
         _unknown(analysis, width, verbose),
         _warnings(analysis, width, verbose),
     ]
@@ -221,6 +222,19 @@ def _findings(analysis: Analysis, summary: Summary, width: int, verbose: bool) -
             yield from _proof(finding, width)
     if len(shown) < len(findings):
         yield Text(f"{len(findings) - len(shown)} more with --verbose", style="dim")
+
+
+def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Text]:
+    """Yield what was asked for: the step time with changes made."""
+    if replay is None or not replay.what_if:
+        return
+    now = replay.step_time_ns or 0
+    before = summary.scale.with_unit(now)
+    yield Text(f"What if, by replay of {plural(len(replay.steps), 'step')} of {before}", style="bold")
+    for row in replay.what_if:
+        rest = f"{share(abs(row.gain_ns), now)} {'less' if row.gain_ns >= 0 else 'more'}"
+        head = Text.assemble("  ", (summary.scale.with_unit(row.step_time_ns), "bold"), f", {rest}: ")
+        yield from _wrapped(Text(row.change.replace(",", ", ")), width, head.cell_len, head)
 
 
 def _finding(number: int, finding: Finding, summary: Summary, width: int) -> Iterator[Text]:

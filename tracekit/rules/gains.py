@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tracekit.metrics.replay.what_if import NO_STRAGGLER
-from tracekit.results import Finding
+from tracekit.config import Thresholds
+from tracekit.metrics.replay.replay import Steps
+from tracekit.metrics.replay.what_if import (
+    ALLOCATOR_OFF,
+    COMMUNICATORS_SEPARATE,
+    CONTENTION_OFF,
+    DATA_ON_TIME,
+    HOST_ON_TIME,
+    STRAGGLER_OFF,
+    SYNC_OFF,
+    WhatIf,
+    replay_result,
+)
+from tracekit.results import Finding, Replay, Straggler
 from tracekit.rules import ranked
 
 CHANGE_OF_RULE: Mapping[str, str] = {
-    "TK201": NO_STRAGGLER,
-    "TK202": NO_STRAGGLER,
-    "TK203": NO_STRAGGLER,
-    "TK204": NO_STRAGGLER,
-    "TK205": NO_STRAGGLER,
+    "TK103": COMMUNICATORS_SEPARATE,
+    "TK113": CONTENTION_OFF,
+    "TK201": STRAGGLER_OFF,
+    "TK202": STRAGGLER_OFF,
+    "TK203": STRAGGLER_OFF,
+    "TK204": STRAGGLER_OFF,
+    "TK205": STRAGGLER_OFF,
+    "TK401": HOST_ON_TIME,
+    "TK402": SYNC_OFF,
+    "TK403": ALLOCATOR_OFF,
+    "TK404": SYNC_OFF,
+    "TK405": DATA_ON_TIME,
 }
 """By code of the rule. Rules that carry no cost of their own, or that no change stands for, have none."""
 
 
-def changes_for(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """The changes to replay for these findings, each once."""
-    return tuple(dict.fromkeys(CHANGE_OF_RULE[f.rule] for f in findings if f.rule in CHANGE_OF_RULE))
+def replayed(
+    steps: Steps | str,
+    ranks: Sequence[int],
+    stragglers: Sequence[Straggler],
+    findings: tuple[Finding, ...],
+    asked: Iterable[Sequence[str]],
+    thresholds: Thresholds,
+) -> tuple[Replay, tuple[Finding, ...]]:
+    """The predictions for the fixes of findings and for what was asked; the findings ranked again, with their gains.
 
-
-def with_gains(findings: Iterable[Finding], gains: Mapping[str, int]) -> tuple[Finding, ...]:
-    """The findings, ranked again, with what their mending gains a step; ``gains`` are by change, ns."""
-    by_rule = {rule: max(gains[change], 0) for rule, change in CHANGE_OF_RULE.items() if change in gains}
-    return ranked(replace(f, gain_ns=by_rule.get(f.rule)) for f in findings)
+    ``steps`` are the replayable steps, or why there are none; ``ranks`` the numbers of their ranks.
+    """
+    if isinstance(steps, str):
+        return replay_result(steps), findings
+    what_if = WhatIf(steps, ranks, stragglers, thresholds)
+    wanted = dict.fromkeys(CHANGE_OF_RULE[f.rule] for f in findings if f.rule in CHANGE_OF_RULE)
+    predictions = what_if.predict([(change,) for change in wanted])
+    gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}
+    with_gains = (
+        replace(f, gain_ns=gains[CHANGE_OF_RULE[f.rule]]) if f.rule in CHANGE_OF_RULE else f for f in findings
+    )
+    return replay_result(steps, predictions, what_if.predict(asked)), ranked(with_gains)

@@ -1,20 +1,20 @@
 """What could be different: changes of the durations and lags of a step's graph.
 
-Each takes (durations by node, lags by edge) and returns new ones, so that several can be made together. What a rank's
-peers take for the same work is found by counting: the k-th launch of a kernel in a step is the same on every rank that
-launches it as often.
+Each takes (durations by node, lags by edge) and returns new ones, so that several can be made together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.replay.graph import Edge, Graph
-from tracekit.metrics.replay.work import labels
+from tracekit.config import Thresholds
+from tracekit.intervals import Cover
+from tracekit.metrics.replay.graph import Edge, Graph, Node
+from tracekit.metrics.replay.twins import Twins
+from tracekit.metrics.replay.work import RankWork, labels
 from tracekit.timeline import NONE, Kind
 
 Int64 = NDArray[np.int64]
@@ -22,38 +22,9 @@ Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 Changed = tuple[Float, Float]
-"""(durations by node, lags by edge), ns; an edge that does not hold lags by `NEVER`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Twins:
-    """Which nodes or edges of different ranks are the same piece of work."""
-
-    item: Int64
-    """Nodes (or edges) that are compared."""
-    rank: Int64
-    group: Int64
-    """Same number: the same piece of work on different ranks."""
-
-    def at_peers(self, value: Float, ranks: Sequence[int], *, mean: bool) -> Float:
-        """(items,) the median (or mean) of what the ranks other than ``ranks`` take; NaN where none has it."""
-        result = np.full(len(self.item), np.nan)
-        told = ~np.isin(self.rank, ranks)
-        group, own = self.group[told], value[self.item[told]]
-        if not len(group):
-            return result
-        order = np.lexsort((own, group))
-        group, own = group[order], own[order]
-        heads = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-        count = np.diff(np.append(heads, len(group)))
-        if mean:
-            typical = np.add.reduceat(own, heads) / count
-        else:
-            typical = (own[heads + (count - 1) // 2] + own[heads + count // 2]) / 2
-        at = np.minimum(np.searchsorted(group[heads], self.group), len(heads) - 1)
-        same = group[heads][at] == self.group
-        result[same] = typical[at[same]]
-        return result
+"""(durations by node, lags by edge), ns."""
+LONG_BEFORE = -1e15
+"""Added to the lag of an edge that binds nothing any more, ns: eleven days earlier."""
 
 
 def no_straggler(now: Changed, kernels: Twins, gaps: Twins, ranks: Sequence[int]) -> Changed:
@@ -82,50 +53,78 @@ def _without_pauses(lag: Float, gaps: Twins, ranks: Sequence[int], mine: Bool) -
     return lag
 
 
-def kernel_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
-    """The compute kernels; ``anchors`` has, by rank, when the launches of each step's anchors began (ns, reference)."""
-    nodes, ranks, keys = [], [], []
-    for rank, (work, node) in enumerate(zip(graph.work, graph.op_node, strict=True)):
+def faster_network(now: Changed, graph: Graph, factor: float, thresholds: Thresholds) -> Changed:
+    """Transfers move their bytes ``factor`` times as fast; what they take beyond that, their latency, stays."""
+    duration, lag = now[0].copy(), now[1]
+    comm = graph.kind == Node.TRANSFER
+    for work, node in zip(graph.work, graph.op_node, strict=True):
+        comm[node[(node != NONE) & (work.kind == Kind.COMM)]] = True
+    latency = np.minimum(duration[comm], thresholds.collective_latency_ns)
+    duration[comm] = latency + (duration[comm] - latency) / factor
+    return duration, lag
+
+
+def without_edges(now: Changed, picked: Bool) -> Changed:
+    """The picked edges bind nothing."""
+    return now[0], np.where(picked, now[1] + LONG_BEFORE, now[1])
+
+
+def host_on_time(now: Changed, graph: Graph) -> Changed:
+    """Everything is launched long before it can start."""
+    return without_edges(now, graph.edge == Edge.LAUNCH)
+
+
+def no_synchronisation(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed:
+    """No call waits for the GPU; each still takes its own time."""
+    duration, lag = without_edges(now, graph.edge == Edge.BLOCKED)
+    return duration, np.where(graph.edge == Edge.CALL, np.minimum(lag, thresholds.replay_launch_ns), lag)
+
+
+def separate_communicators(now: Changed, graph: Graph) -> Changed:
+    """Collectives of different streams do not queue behind each other."""
+    source, target = _streams(graph, graph.source), _streams(graph, graph.target)
+    return without_edges(now, (graph.edge == Edge.COMMUNICATOR) & (source != target))
+
+
+def _streams(graph: Graph, nodes: Int64) -> Int64:
+    """The stream of each operation among the nodes; of a transfer that of one of its operations."""
+    stream = np.full(len(graph.kind), NONE, np.int64)
+    for work, end in zip(graph.work, graph.end_node, strict=True):
+        inside = end != NONE
+        stream[end[inside]] = work.stream[inside]
+    for work, node in zip(graph.work, graph.op_node, strict=True):
+        inside = node != NONE
+        stream[node[inside]] = work.stream[inside]
+    return stream[nodes]
+
+
+def no_contention(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed:
+    """No kernel that runs under communication takes longer than the median of its like that run alone on its rank."""
+    duration, lag = now[0].copy(), now[1]
+    for work, node in zip(graph.work, graph.op_node, strict=True):
         mine = np.flatnonzero((node != NONE) & (work.kind == Kind.COMPUTE))
-        mine = mine[np.argsort(work.launched[mine], kind="stable")]
-        step = np.searchsorted(anchors[rank], work.launched[mine], side="right")
-        nodes.append(node[mine])
-        ranks.append(np.full(len(mine), rank, np.int64))
-        keys.append(_counted(work.name[mine].astype(np.int64), step))
-    return _twins(nodes, ranks, keys)
+        alone = _median_alone(work, mine, duration[node[mine]], thresholds)
+        slower = duration[node[mine]] > alone  # False where it is not known
+        duration[node[mine[slower]]] = alone[slower]
+    return duration, lag
 
 
-def gap_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
-    """The host's work before each call, as edges."""
-    edges = np.flatnonzero(graph.edge == Edge.HOST)
-    target = graph.target[edges]
-    items, ranks, keys = [], [], []
-    for rank, work in enumerate(graph.work):
-        mine = edges[graph.rank[target] == rank]
-        call = graph.item[graph.target[mine]]
-        launches = np.full(len(work.call_start), NONE, np.int64)
-        launched = work.call != NONE
-        launches[work.call[launched]] = work.name[launched]
-        name = work.call_name[call].astype(np.int64) << 32 | (launches[call] & 0xFFFFFFFF)
-        order = np.argsort(work.call_start[call], kind="stable")
-        step = np.searchsorted(anchors[rank], work.call_start[call[order]], side="right")
-        items.append(mine[order])
-        ranks.append(np.full(len(mine), rank, np.int64))
-        keys.append(_counted(name[order], step))
-    return _twins(items, ranks, keys)
+def _median_alone(work: RankWork, mine: NDArray[np.intp], duration: Float, thresholds: Thresholds) -> Float:
+    """(mine,) the median of the same kernel and grid without communication beside it, for those with; NaN else."""
+    comm = work.kind == Kind.COMM
+    beside = Cover.of(work.start[comm], work.end[comm]).within(work.start[mine], work.end[mine])
+    alone = beside < thresholds.alone_share * (work.end[mine] - work.start[mine])
+    kernel = labels(work.name[mine], work.grid[mine])
+    twins = Twins(item=np.arange(len(mine)), rank=alone.astype(np.int64), group=kernel)
+    typical = twins.at_peers(duration, (0,), mean=False)
+    return np.where(alone, np.nan, typical)
 
 
-def _counted(name: Int64, step: Int64) -> Int64:
-    """(4, n): name, step, how manieth of that name in the step, and how many there are."""
-    order = np.lexsort((np.arange(len(name)), name, step))
-    same = (name[order[1:]] == name[order[:-1]]) & (step[order[1:]] == step[order[:-1]])
-    heads = np.flatnonzero(np.append(True, ~same)) if len(name) else np.empty(0, np.int64)
-    count = np.diff(np.append(heads, len(name)))
-    ordinal, total = np.empty(len(name), np.int64), np.empty(len(name), np.int64)
-    ordinal[order] = np.arange(len(name)) - np.repeat(heads, count)
-    total[order] = np.repeat(count, count)
-    return np.stack([name, step, ordinal, total])
-
-
-def _twins(items: Sequence[Int64], ranks: Sequence[Int64], keys: Sequence[Int64]) -> Twins:
-    return Twins(item=np.concatenate(items), rank=np.concatenate(ranks), group=labels(*np.concatenate(keys, axis=1)))
+def without_host_time(now: Changed, graph: Graph, spent: Sequence[Cover]) -> Changed:
+    """The host does without what it spent, by rank, between calls."""
+    duration, lag = now[0], now[1].copy()
+    for rank, cover in enumerate(spent):
+        edges = np.flatnonzero((graph.edge == Edge.HOST) & (graph.rank[graph.target] == rank))
+        since, until = (graph.measured[side[edges]] + graph.zero_ns for side in (graph.source, graph.target))
+        lag[edges] -= np.minimum(cover.within(since.astype(np.int64), until.astype(np.int64)), lag[edges])
+    return duration, lag

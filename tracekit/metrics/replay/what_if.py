@@ -2,25 +2,109 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from tracekit.metrics.replay.changes import Changed, Twins, balanced, gap_twins, kernel_twins, no_straggler
+from tracekit.config import Thresholds
+from tracekit.errors import UsageError
+from tracekit.metrics.replay.changes import (
+    Changed,
+    balanced,
+    faster_network,
+    host_on_time,
+    no_contention,
+    no_straggler,
+    no_synchronisation,
+    separate_communicators,
+    without_host_time,
+)
 from tracekit.metrics.replay.replay import Steps
+from tracekit.metrics.replay.twins import Twins, gap_twins, kernel_twins
 from tracekit.results import Prediction, Replay, Straggler
 
-NO_STRAGGLER = "straggler=off"
+STRAGGLER_OFF = "straggler=off"
+HOST_ON_TIME = "host=on-time"
+CONTENTION_OFF = "contention=off"
+SYNC_OFF = "sync=off"
+DATA_ON_TIME = "data=on-time"
+ALLOCATOR_OFF = "allocator=off"
+COMMUNICATORS_SEPARATE = "communicators=separate"
+CHANGES = (
+    STRAGGLER_OFF,
+    HOST_ON_TIME,
+    CONTENTION_OFF,
+    SYNC_OFF,
+    DATA_ON_TIME,
+    ALLOCATOR_OFF,
+    COMMUNICATORS_SEPARATE,
+)
+"""The changes that can be made, besides ``bandwidth=2x``, with any factor."""
+BANDWIDTH = re.compile(r"bandwidth=(\d{1,4}(?:\.\d{1,3})?)x")
+
+
+def parse_changes(text: str) -> tuple[str, ...]:
+    """The changes in a list such as ``bandwidth=2x,straggler=off``. Raises `UsageError` for one that cannot be made."""
+    changes = tuple(part.strip() for part in text.split(","))
+    for change in changes:
+        factor = BANDWIDTH.fullmatch(change)
+        if float(factor[1]) == 0 if factor else change not in CHANGES:
+            raise UsageError(
+                f"--what-if: {change!r} is not a change that can be replayed",
+                hint=f"There are bandwidth=2x (any factor), {', '.join(CHANGES)}.",
+            )
+    return changes
 
 
 class WhatIf:
     """Changes of the replayed steps of one job."""
 
-    def __init__(self, steps: Steps, ranks: Sequence[int], stragglers: Sequence[Straggler]) -> None:
+    def __init__(
+        self, steps: Steps, ranks: Sequence[int], stragglers: Sequence[Straggler], thresholds: Thresholds
+    ) -> None:
         """``ranks`` are the numbers of the ranks in the order of the analysis."""
         self._steps = steps
         self._ranks = ranks
         self._stragglers = stragglers
-        self._changes: Mapping[str, Callable[[Changed], Changed]] = {NO_STRAGGLER: self._no_straggler}
+        self._thresholds = thresholds
+        graph = steps.graph
+        self._changes: Mapping[str, Callable[[Changed], Changed]] = {
+            STRAGGLER_OFF: self._straggler_off,
+            HOST_ON_TIME: lambda now: host_on_time(now, graph),
+            CONTENTION_OFF: lambda now: no_contention(now, graph, thresholds),
+            SYNC_OFF: lambda now: no_synchronisation(now, graph, thresholds),
+            DATA_ON_TIME: lambda now: without_host_time(now, graph, [work.loading for work in graph.work]),
+            ALLOCATOR_OFF: lambda now: without_host_time(now, graph, [work.allocating for work in graph.work]),
+            COMMUNICATORS_SEPARATE: lambda now: separate_communicators(now, graph),
+        }
+
+    def predict(self, wanted: Iterable[Sequence[str]]) -> tuple[Prediction, ...]:
+        """The step time with each set of changes made together."""
+        graph = self._steps.graph
+        made: dict[str, Changed] = {}
+        for together in wanted:
+            changed = graph.duration, graph.lag
+            for change in together:
+                changed = self._change(change, changed)
+            made[",".join(together)] = changed
+        now = round(self._steps.step_ns)
+        return tuple(
+            Prediction(change=change, step_time_ns=round(ns), gain_ns=now - round(ns))
+            for change, ns in self._steps.predict(made).items()
+        )
+
+    def _change(self, change: str, now: Changed) -> Changed:
+        factor = BANDWIDTH.fullmatch(change)
+        if factor:
+            return faster_network(now, self._steps.graph, float(factor[1]), self._thresholds)
+        return self._changes[change](now)
+
+    def _straggler_off(self, now: Changed) -> Changed:
+        persistent = [self._ranks.index(s.rank) for s in self._stragglers if s.verdict == "persistent"]
+        even = any(s.cause == "sequence_length" for s in self._stragglers)
+        if persistent and not even:
+            return no_straggler(now, self._kernels, self._gaps, persistent)
+        return balanced(now, self._kernels, self._gaps)
 
     @cached_property
     def _kernels(self) -> Twins:
@@ -30,30 +114,10 @@ class WhatIf:
     def _gaps(self) -> Twins:
         return gap_twins(self._steps.graph, self._steps.launched)
 
-    def predict(self, wanted: Iterable[Sequence[str]]) -> tuple[Prediction, ...]:
-        """The step time with each set of changes made together."""
-        graph = self._steps.graph
-        made: dict[str, Changed] = {}
-        for together in wanted:
-            changed = graph.duration, graph.lag
-            for change in together:
-                changed = self._changes[change](changed)
-            made[",".join(together)] = changed
-        now = self._steps.step_ns
-        return tuple(
-            Prediction(change=change, step_time_ns=round(ns), gain_ns=round(now) - round(ns))
-            for change, ns in self._steps.predict(made).items()
-        )
 
-    def _no_straggler(self, now: Changed) -> Changed:
-        persistent = [self._ranks.index(s.rank) for s in self._stragglers if s.verdict == "persistent"]
-        even = any(s.cause == "sequence_length" for s in self._stragglers)
-        if persistent and not even:
-            return no_straggler(now, self._kernels, self._gaps, persistent)
-        return balanced(now, self._kernels, self._gaps)
-
-
-def replay_result(steps: Steps | str, predictions: tuple[Prediction, ...]) -> Replay:
+def replay_result(
+    steps: Steps | str, predictions: tuple[Prediction, ...] = (), what_if: tuple[Prediction, ...] = ()
+) -> Replay:
     """The result, or why there is none."""
     if isinstance(steps, str):
         return Replay(steps=(), step_time_ns=None, unexplained_share=None, reason=steps, predictions=())
@@ -63,4 +127,5 @@ def replay_result(steps: Steps | str, predictions: tuple[Prediction, ...]) -> Re
         unexplained_share=steps.unexplained,
         reason=None,
         predictions=predictions,
+        what_if=what_if,
     )
