@@ -206,12 +206,12 @@ def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thre
         "no_prefetch": gathers_late,
         "queued_behind_comm": around.behind_reduction & ~nothing_to_hide_behind,
         "launched_late": late,
-        "first_gather": first_gather,
+        "first_gather": first_gather & ~short,
         "microbatch_reduce": roles.microbatch,
         "optimizer_phase": optimizer,
         "launch_order": _held_up_by_launch_order(view, roles, around, thresholds),
         "serialized": at_compute_end & (np.abs(around.next_work) <= near),
-        "latency_bound": in_time & short,
+        "latency_bound": (in_time | first_gather) & short,
         "bandwidth": in_time,
     }
     code = np.select(list(conditions.values()), [code_of(name) for name in conditions], UNKNOWN)
