@@ -15,6 +15,8 @@ from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.efficiency import efficiency
 from tracekit.metrics.exposure import exposure_causes
+from tracekit.metrics.hangs import diagnose
+from tracekit.metrics.hangs.from_captures import ends_quietly, evidence_of
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
@@ -42,10 +44,11 @@ from tracekit.metrics.waits import RankWaits
 from tracekit.metrics.world import start_up_left_out, world
 from tracekit.ranks import spans
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, Finding, HostRank, Rank, Replay, SkippedRule, Steady
+from tracekit.results import Analysis, Capture, Finding, Hang, HostRank, Rank, Replay, SkippedRule, Steady
 from tracekit.rules import check_all, reported
 from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import replayed
+from tracekit.rules.hangs import finding_of
 from tracekit.rules.ledger import Ledger
 from tracekit.spool import keep, release
 from tracekit.theory.gpus import Gpu
@@ -133,6 +136,7 @@ def analyze(
     chosen = [steady_windows(m.steps, steady) for m in measured]
     hosts = [_host(timeline, track) for track in tracks]
     table = collectives(tracks, found, covers, windows, together.matched, chosen, hosts, world_size=job.size)
+    hang = _hang(timeline, options)
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
@@ -153,6 +157,7 @@ def analyze(
             thresholds=options.thresholds,
             views=views,
             ledger=Ledger(views, ranks, mean_step(ranks, steady), steady),
+            hang=hang,
         )
         findings, skipped = check_all(context)
         names = {f"{c:#018x}": size for c, size in sizes.items()}
@@ -176,6 +181,7 @@ def analyze(
         not_captured=job.missing,
         remedies=_remedies(timeline, ranks),
         replay=replay,
+        hang=hang,
     )
 
 
@@ -249,16 +255,34 @@ def _host_view(timeline: Timeline, options: Options) -> Analysis:
             hint="Capture with nsys profile -t cuda,nvtx, on the machine with the GPU.",
         )
     ranks = _picked_host_ranks(ranks, options)
+    hang = _hang(timeline, options)
+    finding = finding_of(hang) if hang is not None and options.rules else None
+    told = finding is not None and reported(finding.rule, options.select, options.ignore)
     return Analysis(
         captures=tuple(_capture(timeline, i, ()) for i in range(len(timeline.captures))),
         ranks=(),
         steady=None,
         collectives=(),
         stragglers=(),
-        findings=(),
+        findings=(finding,) if finding is not None and told else (),
         skipped_rules=(),
         host_ranks=ranks,
+        hang=hang,
     )
+
+
+def _hang(timeline: Timeline, options: Options) -> Hang | None:
+    """Why the job stands still; None where the captures show no sign of that.
+
+    All ranks count, whichever are asked for: who is missing is told by the others.
+    """
+    if not ends_quietly(timeline, options.thresholds):
+        return None
+    evidence = evidence_of(timeline, options.thresholds, step_marker=options.step_marker)
+    if evidence.interrupted is False:
+        return None
+    hang = diagnose(evidence, options.thresholds)
+    return hang if hang.verdict != "not_a_hang" else None
 
 
 def _picked_host_ranks(ranks: tuple[HostRank, ...], options: Options) -> tuple[HostRank, ...]:

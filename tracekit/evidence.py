@@ -19,6 +19,8 @@ Int8 = NDArray[np.int8]
 
 UNKNOWN = -1
 """Marks what the source does not tell in the columns below."""
+BYTE = "byte"
+"""The dtype of collectives whose sizes are told in bytes alone: one element a byte."""
 
 
 class State(IntEnum):

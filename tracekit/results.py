@@ -444,6 +444,30 @@ class LastActivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SameRanks:
+    """Ranks that got equally far in the collectives around the point where a job parts."""
+
+    ranks: tuple[int, ...]
+    states: tuple[str, ...]
+    """By collective: completed, started, issued or unknown (launched, no more is told); absent (never launched);
+    differs (launched, but called differently from the others); lost (before what is known of these ranks)."""
+    steps: tuple[int | None, ...]
+    """By collective: the training step it was launched in; None where it was not, and where that is not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """The collectives of one communicator around the point where its ranks part."""
+
+    communicator: str
+    seqs: tuple[int, ...]
+    ops: tuple[str | None, ...]
+    """By collective, what most ranks called; None where that is not told."""
+    rows: tuple[SameRanks, ...]
+    """Ranks that are furthest behind first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
     """Why a job stands still: where its ranks part, and who is on which side."""
 
@@ -478,6 +502,9 @@ class Hang:
     """What would decide it, where something is missing: dumps of ranks, flags of nsys, sizes."""
     notes: tuple[str, ...]
     """What the readers passed over, and what else was seen, in words."""
+    around: tuple[Around, ...] = ()
+    """Who launched and who finished what, around the point where the ranks part; for a cycle, in each of its
+    communicators."""
 
     @property
     def is_hang(self) -> bool:

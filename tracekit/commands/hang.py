@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write the verdict as JSON; - for standard output, then nothing else is printed there.",
 )
+@click.option("--step-marker", metavar="NAME", help="NVTX range that marks a step: its name, or a regular expression.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all groups of ranks and all mismatched collectives.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no text and no progress.")
-def hang(paths: tuple[str, ...], json_path: str | None, verbose: bool, quiet: bool) -> int:
+def hang(paths: tuple[str, ...], json_path: str | None, step_marker: str | None, verbose: bool, quiet: bool) -> int:
     """Say why a job stands still: who never arrived where, who waits, and what each rank was doing.
 
     CAPTURE_OR_DUMP is a capture as for analyze, a dump of PyTorch's flight recorder (pickle or JSON), a folder of
@@ -41,7 +42,7 @@ def hang(paths: tuple[str, ...], json_path: str | None, verbose: bool, quiet: bo
 
     dumps, captures = _sorted_out(paths)
     check_outputs([json_path] if json_path is not None and json_path != "-" else [], [*dumps, *captures])
-    verdict = diagnose(_evidence(dumps, captures, quiet), DEFAULT)
+    verdict = diagnose(_evidence(dumps, captures, step_marker, quiet), DEFAULT)
     if json_path:
         from tracekit.report.files import write_whole
         from tracekit.report.json import hang_dict
@@ -73,7 +74,7 @@ def _sorted_out(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return dumps, captures
 
 
-def _evidence(dumps: Sequence[Path], captures: Sequence[Path], quiet: bool) -> Evidence:
+def _evidence(dumps: Sequence[Path], captures: Sequence[Path], step_marker: str | None, quiet: bool) -> Evidence:
     from tracekit.capture import open_captures
     from tracekit.metrics.hangs.combine import combine
     from tracekit.metrics.hangs.from_captures import evidence_of
@@ -85,7 +86,7 @@ def _evidence(dumps: Sequence[Path], captures: Sequence[Path], quiet: bool) -> E
             assert of_dumps is not None  # find_captures fails rather than find nothing
             return of_dumps
         timeline = open_captures(*captures, progressing=progressing, show_export=shown, require_ranks=False)
-    of_captures = evidence_of(timeline)
+    of_captures = evidence_of(timeline, step_marker=step_marker)
     return of_captures if of_dumps is None else combine(of_dumps, of_captures)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from tracekit.report import hang_views
 from tracekit.report.words import clean, duration, plural, runs, sentence, to_ascii
 from tracekit.results import Finding, Hang, LastActivity
 
@@ -18,6 +19,8 @@ def render_hang(hang: Hang, finding: Finding | None, claim: str, *, width: int, 
     """The whole text. Ranks that were doing the same are one line, however many they are."""
     lines = [*_wrap(sentence(clean(claim, 2000)), width), ""]
     lines += _facts(hang, width)
+    if hang.around:
+        lines += ["", "Who launched and who finished what", *_table(hang, width, unicode)]
     if hang.cycle:
         lines += ["", "Who waits for whom", *_cycle(hang, unicode)]
     if hang.mismatches:
@@ -53,6 +56,10 @@ def _facts(hang: Hang, width: int) -> Iterator[str]:
             yield from _fact(label, str(value), width)
 
 
+def _table(hang: Hang, width: int, unicode: bool) -> list[str]:
+    return [f"  {line}" for line in hang_views.lines(hang, width=width - 2, unicode=unicode)]
+
+
 def _cycle(hang: Hang, unicode: bool) -> Iterator[str]:
     top, side, bottom = ("┌─> ", "│   ", "└── ") if unicode else ("+-> ", "|   ", "+-- ")
     for i, wait in enumerate(hang.cycle):
@@ -73,12 +80,17 @@ def _mismatches(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
         yield f"  and {len(hang.mismatches) - len(shown)} more (--verbose)"
 
 
-def _activities(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
+def doings(hang: Hang) -> list[tuple[tuple[str, ...], list[int]]]:
+    """(what ranks did last in words, the ranks) of ranks that did the same, those to look at first."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for row in hang.last_activity:
         groups.setdefault(tuple(_doing(row)), []).append(row.rank)
     first = set(hang.culprits) or set(hang.behind_ranks)
-    order = sorted(groups.items(), key=lambda group: (first.isdisjoint(group[1]), -len(group[1]), group[1]))
+    return sorted(groups.items(), key=lambda group: (first.isdisjoint(group[1]), -len(group[1]), group[1]))
+
+
+def _activities(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
+    order = doings(hang)
     shown = order if verbose else order[:MOST_GROUPS]
     for doing, ranks in shown:
         yield from _item(f"{_ranks(ranks)}:", width)

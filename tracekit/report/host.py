@@ -8,8 +8,10 @@ from pathlib import PurePath
 from statistics import median
 
 from tracekit._version import __version__
-from tracekit.report.words import clean, duration, plural, runs, size
+from tracekit.report import hang_views
+from tracekit.report.words import clean, duration, plural, runs, sentence, size
 from tracekit.results import Analysis, HostRank
+from tracekit.rules.hangs import claim
 
 
 def render_host(analysis: Analysis) -> str:
@@ -19,11 +21,22 @@ def render_host(analysis: Analysis) -> str:
     lines = [
         f"tracekit {__version__} · {names}{more} · {plural(len(analysis.host_ranks), 'rank')}, no GPU work",
         "",
+        *_hang(analysis),
         "No GPU work in this capture: what follows is host time by NVTX, not GPU time.",
     ]
     for rank in analysis.host_ranks:
         lines += ["", *_rank(rank)]
     return "\n".join(lines)
+
+
+def _hang(analysis: Analysis) -> Iterator[str]:
+    """Why the job stands still, before all else."""
+    if analysis.hang is None:
+        return
+    yield sentence(clean(claim(analysis.hang), 2000))
+    yield from hang_views.lines(analysis.hang, width=80, unicode=False)
+    yield "What each rank did last, and what to try: tracekit hang CAPTURE..."
+    yield ""
 
 
 def _rank(rank: HostRank) -> Iterator[str]:

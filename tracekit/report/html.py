@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tracekit._version import __version__
-from tracekit.report import details, picture, words
+from tracekit.report import details, hang_page, picture, words
 from tracekit.report.accounts import account_tables
 from tracekit.report.causes import FAMILIES
 from tracekit.report.figures import bandwidth_figure, collectives_figure, heat_figure, steps_figure
@@ -73,6 +73,7 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         bars=bar_views(summary, sheet),
         findings=finding_views(analysis, summary, sheet),
         cards=CARDS,
+        hang=hang_page.page(analysis.hang) if analysis.hang is not None else None,
         charts=figures,
         waits=waits,
         maps=maps,
@@ -86,7 +87,8 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         unknowns=details.unknowns(analysis),
         accounts=account_tables(analysis),
     )
-    style = Markup(stylesheet() + _squeezed_style() + sheet.css())
+    styles = ["style.css"] + ["hang.css"] * (analysis.hang is not None)
+    style = Markup(stylesheet() + "".join(map(_squeezed_style, styles)) + sheet.css())
     script = Markup("\n".join(["(() => {", "'use strict';", *map(_squeezed, SCRIPTS), "})();"]))
     return environment.get_template("page.html.j2").render(
         policy=_policy(style, script, plotly),
@@ -127,9 +129,9 @@ def _squeezed(name: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
-def _squeezed_style() -> str:
+def _squeezed_style(name: str) -> str:
     """Return the style sheet also without the spaces around its punctuation."""
-    return re.sub(r"(?<=[:;,{}])\s+|\s+(?={)|;\s*(?=})", "", _squeezed("style.css"))
+    return re.sub(r"(?<=[:;,{}])\s+|\s+(?={)|;\s*(?=})", "", _squeezed(name))
 
 
 def _policy(style: str, script: str, plotly: str | None) -> str:

@@ -10,6 +10,7 @@ from tracekit._version import __version__
 from tracekit.results import (
     Account,
     Analysis,
+    Around,
     Collective,
     Finding,
     Hang,
@@ -25,7 +26,7 @@ from tracekit.results import (
 )
 
 SCHEMA_VERSION = 1
-NOT_EXAMINED = ("hang",)
+NOT_EXAMINED: tuple[str, ...] = ()
 """Sections of the contract that this version does not fill: their null or [] is no statement about the job."""
 
 
@@ -94,6 +95,18 @@ def hang_dict(hang: Hang) -> dict[str, Any]:
         "module": hang.module,
         "lacking": list(hang.lacking),
         "notes": list(hang.notes),
+        "around": [_around(table) for table in hang.around],
+    }
+
+
+def _around(table: Around) -> dict[str, Any]:
+    return {
+        "communicator": table.communicator,
+        "seqs": list(table.seqs),
+        "ops": list(table.ops),
+        "rows": [
+            {"ranks": list(row.ranks), "states": list(row.states), "steps": list(row.steps)} for row in table.rows
+        ],
     }
 
 

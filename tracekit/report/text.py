@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit._version import __version__
+from tracekit.report import hang_views
 from tracekit.report.causes import FAMILIES, Family
 from tracekit.report.details import collective_rows, evidence_text, unknowns
 from tracekit.report.heat_text import heat_lines
@@ -39,6 +40,7 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
     blocks: list[Iterable[Text]] = [
         _job(summary, width),
         _verdict(summary, width),
+        _parting(analysis, width, unicode),
         _identity(analysis, summary, width),
         _bars(summary, width, unicode),
         heat_lines(analysis, summary.scale, width, unicode) if verbose else (),
@@ -104,6 +106,15 @@ def _verdict(summary: Summary, width: int) -> Iterator[Text]:
         yield from _wrapped(Text(summary.lead), width)
     for note in summary.notes:
         yield from _wrapped(Text(note, style="dim"), width)
+
+
+def _parting(analysis: Analysis, width: int, unicode: bool) -> Iterator[Text]:
+    """Who launched and who finished what, where the job stands still."""
+    if analysis.hang is None:
+        return
+    for line in hang_views.lines(analysis.hang, width=width, unicode=unicode):
+        yield Text(line)
+    yield from _wrapped(Text("What each rank did last: tracekit hang CAPTURE...", style="dim"), width)
 
 
 def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:

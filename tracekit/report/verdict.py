@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tracekit.config import DEFAULT, Thresholds
+from tracekit.report import hang_views
 from tracekit.report.words import Scale, add_up, clean, duration, plural, runs, sentence, share
-from tracekit.results import Analysis, Finding, Severity, Straggler
+from tracekit.results import Analysis, Finding, Hang, Severity, Straggler
+from tracekit.rules.hangs import claim as hang_claim
 
 NO_STEPS = (
     "No steps in this capture. Figures are for the whole of it. "
@@ -26,6 +28,7 @@ _IS = {
 
 _RESIDUE = "TK100"
 _STRAGGLER_RULES = "TK2"
+_HANG_RULES = "TK3"
 _TAGS = {
     "slow_compute": "slow",
     "host_stall": "stalls",
@@ -62,11 +65,24 @@ def straggler_tag(straggler: Straggler) -> str:
 
 def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
     """Return the sentences below a finding's claim: for stragglers why the others wait, then what it costs."""
+    if analysis.hang is not None and finding.cost_ns is None and finding.rule.startswith(_HANG_RULES):
+        return hang_lead(analysis.hang)
     why = _reason(analysis, finding)
     if len(finding.ranks) == 1 and why and finding.gain_ns is not None:
         why = f"{why.removesuffix('.')}; at its peers' pace {scale.with_unit(wall_ns - finding.gain_ns)} a {whole}."
         finding = replace(finding, gain_ns=None)
     return f"{why} {_cost(finding, wall_ns, scale, whole, subject='The waiting' if why else 'It')}".strip()
+
+
+def hang_lead(hang: Hang) -> str:
+    """Return where those stopped that the others wait for, as far as that is told."""
+    who = hang_views.ranks_in_words(hang.culprits or hang.behind_ranks or hang.waiting_ranks)
+    where = [("step", hang.step), ("module", hang.module)]
+    told = [f"{label} {clean(str(value), 80)}" for label, value in where if value is not None]
+    idle = [a.activity.idle_ns for a in hang.last_activity if a.activity.idle_ns is not None]
+    still = f" Nothing has happened for {duration(min(idle))}." if idle else ""
+    stopped = sentence(f"{who} stopped in {', '.join(told)}") if told else ""
+    return (stopped[:1].upper() + stopped[1:] + still).strip()
 
 
 def _reason(analysis: Analysis, finding: Finding) -> str:
@@ -142,6 +158,10 @@ def title(finding: Finding) -> str:
 def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
     """Yield what limits the figures, most limiting first."""
     ranks = analysis.ranks
+    if analysis.hang is not None and analysis.hang.is_hang:
+        yield "The figures are of the time before the job stood still."
+    elif analysis.hang is not None:
+        yield f"The captures end as in a hang. {sentence(clean(hang_claim(analysis.hang), 400))}"
     if not analysis.steady:
         yield NO_STEPS
     elif ranks_with_steps < len(ranks):

@@ -7,8 +7,11 @@ candidates; the cause is the one that the most ranks wait for, directly or by wa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracekit.config import Thresholds
 from tracekit.evidence import Evidence
+from tracekit.metrics.hangs.around import around
 from tracekit.metrics.hangs.causes import find_cause
 from tracekit.metrics.hangs.examine import examine
 from tracekit.metrics.hangs.verdict import conclude
@@ -24,4 +27,5 @@ def diagnose(evidence: Evidence, thresholds: Thresholds) -> Hang:
     evidence does not tell.
     """
     examined = examine(evidence, thresholds)
-    return conclude(examined, find_cause(examined))
+    hang = conclude(examined, find_cause(examined))
+    return replace(hang, around=around(examined, hang))

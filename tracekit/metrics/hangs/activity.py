@@ -79,7 +79,7 @@ def observe(
     marks = step_ranges(timeline, process, words, step_marker)
     open_ = np.flatnonzero(ranges.open & ~_is_capture(timeline, process))
     meanings = [words.annotations[int(words.of[row])] for row in open_.tolist()]
-    idle_ns = _idle(timeline, process, track)
+    idle_ns = idle_of(timeline, process, track)
     last_call = int(np.argmax(calls.start)) if len(calls) else None
     if len(process.open_calls):
         last_call = int(process.open_calls[-1])
@@ -115,7 +115,7 @@ def _is_capture(timeline: Timeline, process: Process) -> NDArray[np.bool_]:
     return result
 
 
-def _idle(timeline: Timeline, process: Process, track: RankTrack | None) -> int | None:
+def idle_of(timeline: Timeline, process: Process, track: RankTrack | None) -> int | None:
     """From the last thing that a rank is known to have done to the end of its capture, ns; None without that end."""
     stop = timeline.captures[process.capture].stop_ns
     if stop is None:

@@ -13,8 +13,11 @@ def combine(dumps: Evidence, captures: Evidence) -> Evidence:
     """The collectives as the dumps tell them, with what the captures tell of each rank's last activity.
 
     Dumps name process groups and captures NCCL communicators, which cannot be told to be the same: a rank that has only
-    a capture counts as one whose collectives are not known.
+    a capture counts as one whose collectives are not known. Where captures tell of more ranks' collectives than the
+    dumps do, it is the other way round.
     """
+    if _ranks_told(captures) > _ranks_told(dumps):
+        return _from_captures(dumps, captures)
     captured = {rank.rank: rank for rank in captures.ranks}
     dumped = {rank.rank for rank in dumps.ranks}
     ranks = [
@@ -36,10 +39,24 @@ def combine(dumps: Evidence, captures: Evidence) -> Evidence:
         communicators=dumps.communicators,
         names=dumps.names,
         world_size=dumps.world_size or captures.world_size,
-        interrupted=captures.interrupted,
+        interrupted=captures.interrupted or None,  # the capture may have ended before the job stood still
         notes=(*dumps.notes, *captures.notes, *notes),
         lacking=dumps.lacking,
     )
+
+
+def _ranks_told(evidence: Evidence) -> int:
+    return sum(len(rank.entries) > 0 for rank in evidence.ranks)
+
+
+def _from_captures(dumps: Evidence, captures: Evidence) -> Evidence:
+    """The collectives as the captures tell them, with the stacks of the dumps."""
+    frames = {rank.rank: rank.activity.frames for rank in dumps.ranks}
+    ranks = [
+        replace(rank, activity=replace(rank.activity, frames=frames.get(rank.rank, ()))) for rank in captures.ranks
+    ]
+    note = f"{len(frames):,} of the ranks have a dump: the collectives are those of the captures"
+    return replace(captures, ranks=tuple(ranks), notes=(*dumps.notes, *captures.notes, note))
 
 
 def _together(dump: Activity, capture: Activity) -> Activity:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracekit.evidence import UNKNOWN, Evidence, Int64
+from tracekit.evidence import BYTE, UNKNOWN, Evidence, Int64
 from tracekit.metrics.hangs.table import Bool, Members, Table
 from tracekit.results import Mismatch
 
@@ -161,7 +161,8 @@ def _words(evidence: Evidence, table: Table, entries: Sequence[int], verdict: st
         return f"{op} of {'unknown dtype' if dtype == UNKNOWN else evidence.names[dtype]}"
     sizes = {(int(table.elements_in[e]), int(table.elements_out[e])) for e in entries}
     known = len(sizes) == 1 and sizes != {(UNKNOWN, UNKNOWN)}
-    return f"{op} {' -> '.join(map(_number, sizes.pop()))} elements" if known else op
+    unit = "bytes" if dtype != UNKNOWN and evidence.names[dtype] == BYTE else "elements"
+    return f"{op} {' -> '.join(map(_number, sizes.pop()))} {unit}" if known else op
 
 
 def _number(value: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.evidence import UNKNOWN
+from tracekit.evidence import BYTE, UNKNOWN
 from tracekit.intervals import innermost
 from tracekit.metrics.identity import GROUP, UNKNOWN_OP, NcclCalls
 from tracekit.readers.raw import Names
@@ -24,8 +24,6 @@ from tracekit.timeline import NO_VALUE, NONE, Process, Timeline
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-BYTE = "byte"
-"""The type of collectives whose sizes are known in bytes alone."""
 ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "complex64": 8, "int32": 4}
 ITEM_BYTES |= {"float32": 4, "int64": 8, "float64": 8, "complex128": 16}
 ITEM_BYTES |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1)
