@@ -39,7 +39,7 @@ from tracekit.metrics.together import (
     with_common_numbers,
 )
 from tracekit.metrics.traffic import traffic
-from tracekit.metrics.views import OpLabels, RankView, label_ops
+from tracekit.metrics.views import Detail, OpLabels, RankView, label_ops
 from tracekit.metrics.waits import RankWaits
 from tracekit.metrics.world import start_up_left_out, world
 from tracekit.ranks import spans
@@ -99,9 +99,20 @@ def analyze(
     Raises `UsageError` when the options pick nothing: a rank or step that is not there, a window without GPU work; and
     `NoGpuWorkError` when there is no rank (with ``allow_no_gpu``: nor an NVTX step).
     """
+    analysis, _ = examine(timeline, options, progressing=progressing)
+    return analysis
+
+
+def examine(
+    timeline: Timeline,
+    options: Options = Options(),
+    *,
+    progressing: Callable[[str], Callable[[int, int], None] | None] = lambda _: None,
+) -> tuple[Analysis, Detail | None]:
+    """Analyze, and give what lies behind it row by row as well; None for captures without GPU work."""
     asked = [parse_changes(changes) for changes in options.what_if]
     if not timeline.ranks:
-        return _host_view(timeline, options)
+        return _host_view(timeline, options), None
     tracks = _picked_ranks(timeline, options)
     job = world(timeline)
     sizes = communicator_sizes(timeline)
@@ -167,7 +178,7 @@ def analyze(
         steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
         ranks_of_steps = [m.track.rank for m in measured]
         replay, findings = replayed(steps, ranks_of_steps, verdict.stragglers, findings, asked, options.thresholds)
-    return Analysis(
+    analysis = Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
         ranks=ranks,
         steady=steady,
@@ -183,6 +194,7 @@ def analyze(
         replay=replay,
         hang=hang,
     )
+    return analysis, Detail(views=views, matched=together.matched, waits=together.waits)
 
 
 def _views(

@@ -13,8 +13,10 @@ from tracekit.metrics.activity import Activity
 from tracekit.metrics.bubbles import Bubbles
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.labels import Vocabulary, label_calls
+from tracekit.metrics.matching import Matched
 from tracekit.metrics.phases import PHASES
 from tracekit.metrics.steps import StepRanges
+from tracekit.metrics.waits import RankWaits
 from tracekit.timeline import NONE, Ops, Process
 
 Int64 = NDArray[np.int64]
@@ -74,3 +76,15 @@ class RankView:
     bubbles: Bubbles
     activity: Activity
     """What the process's host threads did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Detail:
+    """What lies behind an analysis row by row, for renderers that draw single operations."""
+
+    views: tuple[RankView, ...]
+    """In the order of the analysis' ranks."""
+    matched: tuple[Matched, ...]
+    """Which collectives are one across ranks; its members are positions in ``views``."""
+    waits: tuple[RankWaits, ...]
+    """By rank: when each of its collectives waited for a peer."""
