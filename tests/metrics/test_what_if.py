@@ -82,6 +82,73 @@ def test_a_host_that_is_never_late(tmp_path):
     )
 
 
+class OnDemand(Fsdp2):
+    """Gathers a unit when it is reached."""
+
+    prefetch = False
+
+    def use(self, unit):
+        if unit not in self.gathered:
+            self.follow("gather_copy_in")
+        super().use(unit)
+
+
+class Ahead(Zero3):
+    """Gathers the next unit when the one before it is used."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.coming = {}
+
+    def fetch(self, unit):
+        self.job.host(us(35))
+        if unit not in self.coming:
+            self.ask(unit)
+        self.job.wait(COMPUTE, self.coming.pop(unit))
+
+    def ask(self, unit):
+        parts = 1 if unit == -1 else self.tensors_a_layer
+        self.job.collective(self.communicator, "all_gather", self.unit_bytes(unit, 2), "gathers", parts=parts)
+        self.coming[unit] = self.job.record("gathers")
+
+    def before_forward(self):
+        self.follow("gathers")
+        super().before_forward()
+
+    def launch_layer(self, kernels):
+        first, *rest = kernels
+        self.launch([first])
+        if self.next is not None and self.next in self.units:
+            self.follow("gathers")
+            self.ask(self.next)
+        self.launch(rest)
+
+    def before_layer_forward(self, unit):
+        self.next = unit + 1
+        super().before_layer_forward(unit)
+
+    def before_layer_backward(self, unit):
+        self.next = unit - 1
+        super().before_layer_backward(unit)
+
+
+@pytest.mark.parametrize(("now", "then"), [(OnDemand, Fsdp2), (Zero3, Ahead)])
+@pytest.mark.parametrize("gigabytes_per_s", [300, 60])
+def test_gathers_one_ahead(tmp_path, now, then, gigabytes_per_s):
+    jobs = (lay_out(strategy, gigabytes_per_s=gigabytes_per_s) for strategy in (now, then))
+    compare(tmp_path, "prefetch=on", *jobs, least=0.01)
+
+
+def test_each_pass_has_its_own_gain(tmp_path):
+    """Together they are worth at least each, and one pass takes no more than both."""
+    now = lay_out(OnDemand, model=SHORT, gigabytes_per_s=120)
+    found = replayed(now, tmp_path, "prefetch=on", "prefetch=forward", "prefetch=backward").what_if
+    both, forward, backward = (prediction.gain_ns for prediction in found)
+    assert 0 < forward < both
+    assert 0 < backward < both
+    assert forward + backward == pytest.approx(both, rel=0.1)
+
+
 class SynchronisingFsdp2(Fsdp2):
     """Reads a value back in each layer."""
 

@@ -13,6 +13,8 @@ from tracekit.metrics.replay.what_if import (
     CONTENTION_OFF,
     DATA_ON_TIME,
     HOST_ON_TIME,
+    PREFETCH_BACKWARD,
+    PREFETCH_FORWARD,
     STRAGGLER_OFF,
     SYNC_OFF,
     WhatIf,
@@ -22,6 +24,8 @@ from tracekit.results import Finding, Replay, Straggler
 from tracekit.rules import ranked
 
 CHANGE_OF_RULE: Mapping[str, str] = {
+    "TK101": PREFETCH_FORWARD,
+    "TK102": PREFETCH_BACKWARD,
     "TK103": COMMUNICATORS_SEPARATE,
     "TK113": CONTENTION_OFF,
     "TK201": STRAGGLER_OFF,
@@ -55,8 +59,9 @@ def replayed(
     what_if = WhatIf(steps, ranks, stragglers, thresholds)
     wanted = dict.fromkeys(CHANGE_OF_RULE[f.rule] for f in findings if f.rule in CHANGE_OF_RULE)
     predictions = what_if.predict([(change,) for change in wanted])
+    # What cannot be replayed gains nothing known.
     gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}
     with_gains = (
-        replace(f, gain_ns=gains[CHANGE_OF_RULE[f.rule]]) if f.rule in CHANGE_OF_RULE else f for f in findings
+        replace(f, gain_ns=gains.get(CHANGE_OF_RULE[f.rule])) if f.rule in CHANGE_OF_RULE else f for f in findings
     )
     return replay_result(steps, predictions, what_if.predict(asked)), ranked(with_gains)

@@ -19,10 +19,11 @@ from tracekit.config import Thresholds
 from tracekit.metrics.clocks import ClockFit
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.replay.dependencies import host_waits, launch_lag, operation_waits, polled, ready_at
 from tracekit.metrics.replay.longest_path import NEVER
 from tracekit.metrics.replay.work import CallNames, RankWork, before_in_group, rank_work
-from tracekit.timeline import NONE, Process, RankTrack
+from tracekit.timeline import NONE, Process
 
 Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
@@ -85,6 +86,8 @@ class Graph:
     lag: Float
     unexplained: Float
     """(m,) the part of ``lag`` that nothing known accounts for."""
+    late: Float
+    """(n,) by how much each comes after all that it waits for: part of the ``lag`` of the edges that lead to it."""
     work: tuple[RankWork, ...]
     op_node: tuple[Int64, ...]
     """By rank: the node of each operation, or NONE for those that only serve to learn dependencies."""
@@ -129,36 +132,33 @@ class _Builder:
 
 
 def build_graph(
-    tracks: Sequence[RankTrack],
+    measured: Sequence[RankMeasures],
     processes: Sequence[Process],
-    found: Sequence[RankCollectives],
     matched: Sequence[Matched],
     clocks: Sequence[ClockFit],
     names: CallNames,
-    in_data: Sequence[Bool],
     window: tuple[int, int],
     learn_from_ns: int,
     thresholds: Thresholds,
 ) -> Graph:
     """The graph of all operations that start in a window (ns on the reference's clock).
 
-    ``processes`` has each rank's process, ``in_data`` which of its ranges are about loading data. Dependencies are
-    learned from ``learn_from_ns`` on, before the window.
+    ``processes`` has each rank's process. Dependencies are learned from ``learn_from_ns`` on, before the window.
     """
     low, high = window
     make = _Builder()
     work, op_node, begins = [], [], []
-    for rank, (track, process, clock) in enumerate(zip(tracks, processes, clocks, strict=True)):
-        mine = rank_work(track, process, clock, names, in_data[rank], learn_from_ns, high)
+    for rank, (m, process, clock) in enumerate(zip(measured, processes, clocks, strict=True)):
+        mine = rank_work(m, process, clock, names, learn_from_ns, high)
         kept = np.flatnonzero(mine.start >= low)
         node = np.full(len(mine), NONE, np.int64)
         node[kept] = make.add(Node.OP, rank, kept, mine.start[kept] - low, mine.end[kept] - mine.start[kept])
         work.append(mine)
         op_node.append(node)
     end_node = [node.copy() for node in op_node]
-    arrived = _transfers(make, work, op_node, end_node, found, matched, low)
+    arrived = _transfers(make, work, op_node, end_node, [m.collectives for m in measured], matched, low)
     for rank, mine in enumerate(work):
-        begins.append(_rank_edges(make, rank, mine, op_node[rank], end_node[rank], found[rank], low, thresholds))
+        begins.append(_rank_edges(make, rank, mine, op_node[rank], end_node[rank], low, thresholds))
     return _finish(make, work, op_node, end_node, arrived, begins, low, thresholds)
 
 
@@ -209,18 +209,11 @@ def _transfers(
 
 
 def _rank_edges(
-    make: _Builder,
-    rank: int,
-    work: RankWork,
-    node: Int64,
-    end: Int64,
-    found: RankCollectives,
-    low: int,
-    thresholds: Thresholds,
+    make: _Builder, rank: int, work: RankWork, node: Int64, end: Int64, low: int, thresholds: Thresholds
 ) -> list[tuple[Int64, Int64]]:
     """Everything that one rank's operations and calls wait for; returns (node, moment) of what lies outside."""
     lag = launch_lag(work, thresholds)
-    stream, communicator = before_in_group(work.stream), _before_on_communicator(work, found)
+    stream, communicator = before_in_group(work.stream), _before_on_communicator(work)
     inside = node != NONE
     outside = []
     for kind, before in ((Edge.STREAM, stream), (Edge.COMMUNICATOR, communicator)):
@@ -250,19 +243,12 @@ def _rank_edges(
     return outside
 
 
-def _before_on_communicator(work: RankWork, found: RankCollectives) -> Int64:
+def _before_on_communicator(work: RankWork) -> Int64:
     """The collective before each one on the same communicator, where NCCL names it; NONE else."""
     before = np.full(len(work), NONE, np.int64)
-    if not len(found.row) or not len(work):
-        return before
-    names = [communicator for communicator, _ in found.group]
-    number = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
-    of = np.array([number.get(name, NONE) if name is not None else NONE for name in names], np.int64)[found.of]
-    at = np.minimum(np.searchsorted(work.row, found.row), len(work) - 1)
-    there = (of != NONE) & (work.row[at] == found.row)
-    place = before_in_group(of[there])
-    ops = at[there]
-    before[ops] = np.where(place != NONE, ops[np.maximum(place, 0)], NONE)
+    ops = np.flatnonzero(work.communicator != NONE)
+    place = before_in_group(work.communicator[ops])
+    before[ops[place != NONE]] = ops[place[place != NONE]]
     # What overlaps shows that the communicator does not keep them apart.
     apart = before != NONE
     apart[apart] = work.end[before[apart]] <= work.start[apart]
@@ -380,6 +366,7 @@ def _finish(
         from_end=from_end,
         lag=lag + late[target],
         unexplained=excess[target],
+        late=late,
         work=tuple(work),
         op_node=tuple(op_node),
         end_node=tuple(end_node),

@@ -27,7 +27,7 @@ class Order:
     """A graph of n nodes and m edges, laid out so that each level of nodes only needs the levels before it."""
 
     size: int
-    edge: Int64
+    edge: NDArray[np.intp]
     """(m,) the edges in the order of use: by level, then by node."""
     source: Int64
     """(m,) where each of those edges comes from."""
@@ -39,10 +39,11 @@ class Order:
     """Of each level: its targets ``[a, b)``, its edges ``[c, d)``."""
 
     @classmethod
-    def of(cls, size: int, source: Int64, target: Int64) -> Order:
-        """Sort a graph. O(n + m). Raises `CycleError`."""
-        level = _levels(size, source, target)
-        edge = np.lexsort((target, level[target]))
+    def of(cls, size: int, source: Int64, target: Int64, picked: NDArray[np.intp] | None = None) -> Order:
+        """Sort a graph, or only its ``picked`` edges. O(n + m). Raises `CycleError`."""
+        edge = np.arange(len(source)) if picked is None else picked
+        level = _levels(size, source[edge], target[edge])
+        edge = edge[np.lexsort((target[edge], level[target[edge]]))]
         at = target[edge]
         first = np.flatnonzero(np.append(True, at[1:] != at[:-1])) if len(at) else np.empty(0, np.int64)
         targets = at[first]

@@ -155,13 +155,11 @@ def _graph(
     ]
     low, high = min(int(span[0]) for span in spans), max(int(span[1]) for span in spans)
     return build_graph(
-        [m.track for m in measured],
+        measured,
         [timeline.processes[m.track.process] for m in measured],
-        [m.collectives for m in measured],
         together.matched,
         clocks,
         CallNames.of(timeline.names),
-        [m.words.where(lambda a: a.phase == "data") for m in measured],
         (low, high),
         low - (high - low) if learn_before else low,
         thresholds,

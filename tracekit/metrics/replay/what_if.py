@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from tracekit.config import Thresholds
@@ -19,11 +20,18 @@ from tracekit.metrics.replay.changes import (
     separate_communicators,
     without_host_time,
 )
+from tracekit.metrics.replay.longest_path import CycleError
+from tracekit.metrics.replay.prefetch import prefetched
 from tracekit.metrics.replay.replay import Steps
 from tracekit.metrics.replay.twins import Twins, gap_twins, kernel_twins
 from tracekit.results import Prediction, Replay, Straggler
 
 STRAGGLER_OFF = "straggler=off"
+PREFETCH_ON = "prefetch=on"
+PREFETCH_FORWARD = "prefetch=forward"
+PREFETCH_BACKWARD = "prefetch=backward"
+PREFETCHES = {PREFETCH_ON: (True, True), PREFETCH_FORWARD: (True, False), PREFETCH_BACKWARD: (False, True)}
+"""Whether gathers of the forward and of the backward pass are issued ahead."""
 HOST_ON_TIME = "host=on-time"
 CONTENTION_OFF = "contention=off"
 SYNC_OFF = "sync=off"
@@ -32,6 +40,7 @@ ALLOCATOR_OFF = "allocator=off"
 COMMUNICATORS_SEPARATE = "communicators=separate"
 CHANGES = (
     STRAGGLER_OFF,
+    *PREFETCHES,
     HOST_ON_TIME,
     CONTENTION_OFF,
     SYNC_OFF,
@@ -67,9 +76,11 @@ class WhatIf:
         self._ranks = ranks
         self._stragglers = stragglers
         self._thresholds = thresholds
+        self._ahead: dict[str, WhatIf | None] = {}
         graph = steps.graph
         self._changes: Mapping[str, Callable[[Changed], Changed]] = {
             STRAGGLER_OFF: self._straggler_off,
+            **{change: lambda now: now for change in PREFETCHES},  # they are in the graph
             HOST_ON_TIME: lambda now: host_on_time(now, graph),
             CONTENTION_OFF: lambda now: no_contention(now, graph, thresholds),
             SYNC_OFF: lambda now: no_synchronisation(now, graph, thresholds),
@@ -79,19 +90,39 @@ class WhatIf:
         }
 
     def predict(self, wanted: Iterable[Sequence[str]]) -> tuple[Prediction, ...]:
-        """The step time with each set of changes made together."""
-        graph = self._steps.graph
-        made: dict[str, Changed] = {}
+        """The step time with each set of changes made together; without those that cannot be replayed."""
+        by_graph: dict[str | None, dict[str, Changed]] = {}
         for together in wanted:
-            changed = graph.duration, graph.lag
+            ahead = next((change for change in together if change in PREFETCHES), None)
+            what_if = self._issued(ahead)
+            if what_if is None:
+                continue
+            changed = what_if._steps.graph.duration, what_if._steps.graph.lag
             for change in together:
-                changed = self._change(change, changed)
-            made[",".join(together)] = changed
+                changed = what_if._change(change, changed)
+            by_graph.setdefault(ahead, {})[",".join(together)] = changed
         now = round(self._steps.step_ns)
         return tuple(
             Prediction(change=change, step_time_ns=round(ns), gain_ns=now - round(ns))
-            for change, ns in self._steps.predict(made).items()
+            for ahead, made in by_graph.items()
+            if (what_if := self._issued(ahead)) is not None
+            for change, ns in what_if._steps.predict(made).items()
         )
+
+    def _issued(self, ahead: str | None) -> WhatIf | None:
+        """The same steps with gathers issued ahead, where that is a change; None where it cannot be replayed."""
+        if ahead is None:
+            return self
+        if ahead not in self._ahead:
+            forward, backward = PREFETCHES[ahead]
+            try:
+                graph, order = prefetched(self._steps.graph, forward=forward, backward=backward)
+            except CycleError:
+                self._ahead[ahead] = None
+            else:
+                steps = replace(self._steps, graph=graph, order=order)
+                self._ahead[ahead] = WhatIf(steps, self._ranks, self._stragglers, self._thresholds)
+        return self._ahead[ahead]
 
     def _change(self, change: str, now: Changed) -> Changed:
         factor = BANDWIDTH.fullmatch(change)

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from tracekit.intervals import Cover
 from tracekit.metrics.clocks import ClockFit
-from tracekit.timeline import NONE, Process, RankTrack
+from tracekit.metrics.identity import RankCollectives
+from tracekit.metrics.one_rank import RankMeasures
+from tracekit.timeline import NONE, Process
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -55,6 +57,14 @@ class RankWork:
     """(w,) the streams that wait."""
     record_at: Int64
     """Moments at which events were recorded, sorted."""
+    step: Int64
+    """(n,) index of the step range that the operation was launched in, or NONE."""
+    gather: Bool
+    """(n,) an all-gather."""
+    backward: Bool
+    """(n,) launched while the host was inside a backward range, on whatever thread."""
+    communicator: Int64
+    """(n,) a number for each communicator that NCCL names, NONE for the rest."""
     loading: Cover
     """When the host was inside a data range."""
     allocating: Cover
@@ -83,13 +93,10 @@ class CallNames:
         return cls(record=np.array(record, np.int32), allocate=np.array(allocate, np.int32))
 
 
-def rank_work(
-    track: RankTrack, process: Process, clock: ClockFit, names: CallNames, in_data: Bool, low: int, high: int
-) -> RankWork:
-    """The rank's work that starts in ``[low, high]`` on the reference's clock.
-
-    ``in_data`` says of each of the process's ranges whether it is about loading data.
-    """
+def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNames, low: int, high: int) -> RankWork:
+    """The rank's work that starts in ``[low, high]`` on the reference's clock."""
+    track, in_data = m.track, m.words.where(lambda a: a.phase == "data")
+    in_backward = m.words.where(lambda a: a.phase == "backward")
     ops, calls, syncs = track.ops, process.calls, process.syncs
     start = clock.to_reference(ops.start)
     row = np.flatnonzero((start >= low) & (start <= high))
@@ -112,7 +119,15 @@ def rank_work(
     recording = np.flatnonzero(np.isin(calls.name[first : last + 1], names.record)) + first
     getting = np.flatnonzero(np.isin(calls.name[first : last + 1], names.allocate)) + first
     ranges = process.ranges
+    backward = Cover.of(ranges.start[in_backward], ranges.end[in_backward])
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
+    gather, communicator = _collectives(m.collectives, row)
+    step, behind = np.full(len(row), NONE, np.int64), np.zeros(len(row), np.bool_)
+    if len(calls):
+        begun = calls.start[np.maximum(own_call, 0)]
+        behind = (own_call != NONE) & (backward.within(begun, begun + 1) > 0)
+    if m.marks is not None and len(calls):
+        step = np.where(own_call != NONE, m.marks.containing(calls.start[np.maximum(own_call, 0)]), NONE)
     return RankWork(
         row=row,
         start=start[row],
@@ -132,9 +147,28 @@ def rank_work(
         wait_at=wait_at[order],
         wait_stream=syncs.stream[stream_wait[order]],
         record_at=clock.to_reference(calls.start[recording]),
+        step=step,
+        gather=gather,
+        backward=behind,
+        communicator=communicator,
         loading=Cover.of(clock.to_reference(ranges.start[in_data]), clock.to_reference(ranges.end[in_data])),
         allocating=Cover.of(clock.to_reference(calls.start[getting]), clock.to_reference(calls.end[getting])),
     )
+
+
+def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Int64]:
+    """(which operations are all-gathers, a number for the named communicator of each or NONE), by row of `Ops`."""
+    names = [communicator for communicator, _ in found.group]
+    number = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    of_group = np.array([NONE if name is None else number[name] for name in names], np.int64)
+    gathers = np.array([op == "all_gather" for _, op in found.group], np.bool_)
+    gather, communicator = np.zeros(len(row), np.bool_), np.full(len(row), NONE, np.int64)
+    at = np.searchsorted(row, found.row)
+    there = at < len(row)
+    there[there] = row[at[there]] == found.row[there]
+    gather[at[there]] = gathers[found.of[there]]
+    communicator[at[there]] = of_group[found.of[there]]
+    return gather, communicator
 
 
 def before_in_group(group: Int64) -> Int64:
