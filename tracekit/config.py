@@ -58,6 +58,16 @@ class Thresholds:
     """† A GPU that waits for its batch less than this (median over the waits) is fed well enough."""
     single_value_bytes: int = 64
     """† A copy to the host of so few bytes reads a value: .item(), a comparison, print."""
+    churn_calls: int = 10
+    """† So many allocations and frees a step are churn."""
+    first_launch_ns: int = 200_000
+    """† A kernel's first launch that takes this long also loads its code."""
+    optimizer_kernels: int = 100
+    """† A fused optimizer needs a handful of kernels a step; this many are one for each tensor."""
+    recompute_share: float = 0.8
+    """† From this share of forward time on whose kernels come again in backward, the forward is run twice."""
+    overhead_share: float = 0.02
+    """† From this share of the time on, the profiler's own work is said."""
     checkpoint_bytes: int = 16 << 20
     """† So much copied to the host between two steps is a state being saved."""
     length_variation: float = 0.1

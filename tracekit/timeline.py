@@ -188,6 +188,8 @@ class CaptureInfo:
     """What the reader had to pass over, in words."""
     auxiliary: tuple[tuple[int, int], ...]
     """(pid, device) pairs without compute and communication kernels: not ranks."""
+    overhead_ns: int | None = None
+    """Time in which the profiler itself worked, by its own record; None where it keeps none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -172,3 +172,99 @@ def small_kernels_in_time(p):
         p.rank.kernel(us(gpu + 2), us(gpu + 5), called=(us(p.host + k / 2), us(p.host + k / 2 + 0.4)))
         gpu += 5
     return moved(p, p.host + 70, gpu)
+
+
+# --- work that is done again, late, or piece by piece ---
+
+
+def first_use(p, *, took=400):
+    """In step 3 a kernel is launched that was not used before; its launch takes 400 us."""
+    if p.step != 3:
+        return p
+    p.rank.kernel(us(p.gpu + took + 6), us(p.gpu + took + 106), name="new", called=(us(p.gpu), us(p.gpu + took)))
+    return moved(p, p.gpu + took + 10, p.gpu + took + 106)
+
+
+def first_use_after_a_pause(p):
+    """As new, but its launch is quick: the host was late for another reason."""
+    if p.step != 3:
+        return p
+    p.rank.kernel(us(p.gpu + 406), us(p.gpu + 506), name="new", called=(us(p.gpu + 395), us(p.gpu + 400)))
+    return moved(p, p.gpu + 410, p.gpu + 506)
+
+
+def recompile(p):
+    if p.step != 2:
+        return p
+    p.rank.range("_compile.compile_inner (dynamo_timed)", us(p.host), us(p.gpu + 5_000))
+    return moved(p, p.gpu + 5_010)
+
+
+def optimizer(p, *, count=150):
+    """A kernel for each tensor, inside the optimizer's range."""
+    begun = p.host
+    p = small_kernels(p, count=count)
+    p.rank.range("optimizer", us(begun), us(p.host))
+    return p
+
+
+def small_optimizer(p):
+    return optimizer(p, count=40)
+
+
+def churn(p):
+    """Ten allocations and frees while the GPU is busy."""
+    for k in range(10):
+        p.call("cudaMalloc", p.host + 20 * k, p.host + 20 * k + 5)
+        p.call("cudaFree", p.host + 20 * k + 10, p.host + 20 * k + 15)
+    return moved(p, p.host + 200)
+
+
+def slow_first_steps(p):
+    """Twice as long in steps 1 and 2."""
+    return moved(p, p.host, p.gpu) if p.step > 2 else _longer(p)
+
+
+def _longer(p):
+    for k in range(5):
+        p.rank.kernel(
+            us(p.gpu + 1_000 * k), us(p.gpu + 1_000 * (k + 1)), called=(us(p.host + 6 * k), us(p.host + 6 * k + 5))
+        )
+    return moved(p, max(p.host + 40, p.gpu + 3_000), p.gpu + 5_000)
+
+
+def backward(*names, size=1_000):
+    """A backward pass of these kernels, ``{name: us}`` of the forward's own being gemm."""
+
+    def fault(p):
+        begun, gpu, host = p.host, p.gpu, p.host
+        for name in names:
+            p.rank.kernel(us(gpu), us(gpu + size), name=name, called=(us(host), us(host + 5)))
+            gpu, host = gpu + size, host + 10
+        p.rank.range("backward", us(begun), us(host))
+        return moved(p, max(host, gpu - 2_000), gpu)
+
+    return fault
+
+
+FORWARD_PASS = ("gemm",) * 5
+"""What each step's forward consists of."""
+GRADIENTS = ("dgrad", "wgrad") * 3
+
+
+def gather_behind_event(p, *, name="cudaEventSynchronize", ended=2, gap=300):
+    """An all-gather that is issued when the compute before it is over, right after the host had waited for an event."""
+    p.call(name, p.host, p.gpu + 4 - ended)
+    p.rank.comm(us(p.gpu + 12), us(p.gpu + 12 + gap), name=GATHER, called=(us(p.gpu + 4), us(p.gpu + 9)))
+    return moved(p, p.gpu + 20, p.gpu + 12 + gap)
+
+
+def gather_without_a_wait(p):
+    return gather_behind_event(p, name="cudaEventRecord")
+
+
+def gather_long_after(p):
+    return gather_behind_event(p, ended=80)
+
+
+GATHER = "ncclDevKernel_AllGather_RING_LL"

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.errors import CaptureError
-from tracekit.readers.database import Database, Progress, as_text
+from tracekit.intervals import measure, union
+from tracekit.readers.database import Column, Database, Progress, as_text
 from tracekit.readers.nccl_payload import parse_comm_init
 from tracekit.readers.nsys_gpu import TABLES as GPU_TABLES
 from tracekit.readers.nsys_gpu import kinds, read_gpu
@@ -25,7 +26,7 @@ from tracekit.readers.nsys_host import (
     read_os_calls,
     read_syncs,
 )
-from tracekit.readers.nsys_tables import PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
+from tracekit.readers.nsys_tables import NULL, PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
 from tracekit.readers.raw import LARGEST_RANK, Names, RankClaim, RawCapture, RawTrack
 from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
 
@@ -137,6 +138,7 @@ def read_nsys_sqlite(
             diagnostics=_diagnostics(database),
             notes=tuple(tables.notes),
             auxiliary=auxiliary,
+            overhead_ns=_overhead(tables),
         ),
         processes=tuple(processes),
         tracks=tracks,
@@ -278,6 +280,14 @@ def _versions(database: Database) -> dict[str, str | None]:
         "nsys_version": facts.get("EXPORT_PRODUCT_VERSION"),
         "schema_version": facts.get("EXPORT_SCHEMA_VERSION"),
     }
+
+
+def _overhead(tables: Tables) -> int | None:
+    """Time in which the profiler worked on any thread, by its own record."""
+    table = "PROFILER_OVERHEAD"
+    columns = tables.read(table, (Column("start", ("start",), NULL), Column("end", ("end",), NULL)))
+    columns = tables.finished(table, columns, "records of the profiler's overhead")
+    return measure(union(columns["start"], columns["end"])) if len(columns["start"]) else None
 
 
 def _host(database: Database) -> str | None:

@@ -13,6 +13,7 @@ from tracekit.rules.capture_quality import (
     NoCommunication,
     NoSteps,
     OpaqueGraphs,
+    ProfilerTrouble,
     RaggedEnds,
     RankClaimedTwice,
     StartUpSkew,
@@ -21,8 +22,10 @@ from tracekit.rules.contention import Contention
 from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
 from tracekit.rules.hangs import HANG_RULES
-from tracekit.rules.host import AllocatorRetries, DataLoading, LaunchBound, Pauses, SyncCall
+from tracekit.rules.host import DataLoading, LaunchBound, Pauses, SyncCall
+from tracekit.rules.memory import AllocatorRetries, Churn
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
+from tracekit.rules.overheads import LazyLoading, Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
 from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
 from tracekit.rules.schedule import (
     FirstGather,
@@ -75,10 +78,16 @@ RULES: tuple[Rule, ...] = (
     HeldByCopy(),
     OffloadExposed(),
     AllocatorRetries(),
+    Churn(),
     SyncCall(),
     DataLoading(),
+    LazyLoading(),
+    Recompilation(),
     Pauses(),
+    UnfusedOptimizer(),
     LaunchBound(),
+    WarmUpCounted(),
+    Recompute(),
     NoSteps(),
     NoCommunication(),
     OpaqueGraphs(),
@@ -87,6 +96,7 @@ RULES: tuple[Rule, ...] = (
     StartUpSkew(),
     LaunchRowsMissing(),
     ClocksNotAlignable(),
+    ProfilerTrouble(),
     ExposedCommunication(),
 )
 """All rules; TK100 is last, for it carries what the others leave unexplained."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
@@ -226,6 +227,52 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _mean(values: Sequence[int]) -> int:
     return round(sum(values) / len(values)) if values else 0
+
+
+class ProfilerTrouble:
+    """TK909: the profiler lost events, or took time of its own."""
+
+    code = "TK909"
+    title = "The profiler lost events or cost time"
+
+    def check(self, context: Context) -> Iterable[Finding]:
+        """By the profiler's own warnings, and by its own record of what it cost."""
+        captures = context.timeline.captures
+        lost = {i: text for i, c in enumerate(captures) for text in c.diagnostics if LOST_EVENTS.search(text)}
+        spans: dict[int, int] = {}
+        for rank in context.ranks:
+            spans[rank.capture] = max(spans.get(rank.capture, 0), rank.end_ns - rank.start_ns)
+        costs = {i: c.overhead_ns / spans[i] for i, c in enumerate(captures) if c.overhead_ns and spans.get(i)}
+        slow = {i: share for i, share in costs.items() if share >= context.thresholds.overhead_share}
+        if not lost and not slow:
+            return
+        evidence = [Evidence(metric="the profiler says", value=text[:200], unit="") for text in list(lost.values())[:2]]
+        if slow:
+            evidence.append(
+                Evidence(
+                    metric="time in the profiler",
+                    value=round(max(slow.values()), 4),
+                    unit="of the capture",
+                    threshold=context.thresholds.overhead_share,
+                )
+            )
+        yield _finding(
+            self.code,
+            "The profiler lost events: what is missing looks like idle time"
+            if lost
+            else "The profiler itself cost time",
+            tuple(rank.rank for rank in context.ranks if rank.capture in lost or rank.capture in slow),
+            evidence,
+            "Capture fewer steps and less: -t cuda,nvtx, --sample=none --cpuctxsw=none, --cuda-flush-interval, and "
+            "--capture-range=cudaProfilerApi around some steady steps.",
+            Severity.WARNING if lost else Severity.INFO,
+        )
+
+
+LOST_EVENTS = re.compile(
+    r"not all \w+ events|events? (were|was|have been) (dropped|lost)|dropp|buffer.*(full|overflow)", re.I
+)
+"""nsys words it differently from version to version. "No CUDA events collected" is also in good captures."""
 
 
 def _finding(

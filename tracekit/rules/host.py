@@ -1,4 +1,4 @@
-"""TK401 to TK403, TK405 and TK406: a host that lets its GPU run dry."""
+"""TK401, TK402, TK405 and TK406: a host that lets its GPU run dry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.activity import Doing, is_allocation, is_free
+from tracekit.metrics.activity import EVENT_SYNCS, Doing
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.copies import TO_HOST, named
 from tracekit.metrics.views import RankView
@@ -77,9 +77,10 @@ class LaunchBound:
 
 
 def _gaps(view: RankView, counted: Bool) -> tuple[Bool, int, int]:
-    """(short bubbles that a late launch ended, number of gaps that one ended, number of gaps before compute).
+    """(short bubbles that a late launch ended, number of gaps that one ended, number of gaps in all).
 
-    Only gaps that end with compute whose launch is known.
+    Gaps that end with compute whose launch is known; short ones that were launched in time are no gaps, but what
+    starting a kernel takes.
     """
     bubbles, calls = view.bubbles, view.process.calls
     rows = np.flatnonzero((bubbles.lost == Lost.IDLE) & counted)
@@ -93,8 +94,9 @@ def _gaps(view: RankView, counted: Bool) -> tuple[Bool, int, int]:
     first = np.append(True, bubbles.after[rows[1:]] != bubbles.after[rows[:-1]])
     gap_start = bubbles.start[rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))]]
     late = calls.end[call] > gap_start
-    latency[rows[late & bubbles.of_cause(Lost.IDLE, "launch_latency")[rows]]] = True
-    return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first))
+    short = bubbles.of_cause(Lost.IDLE, "launch_latency")[rows]
+    latency[rows[late & short]] = True
+    return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first & (late | ~short)))
 
 
 def _pace(context: Context, loss: Loss) -> tuple[float, float]:
@@ -121,7 +123,7 @@ class SyncCall:
         if skipped := without_launches(context, self.code):
             yield skipped
             return
-        loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "sync_call"))
+        loss = Loss.of(context, _waiting)
         if loss.share < context.thresholds.reported_share or loss.cost_ns == 0:
             return
         call, where, reads = _sync_calls(context, loss)
@@ -143,6 +145,19 @@ class SyncCall:
             ],
             _sync_fix(where or "", reads),
         )
+
+
+def _waiting(view: RankView) -> Bool:
+    """Idle time of synchronising calls; what the limiter of gathers (TK404) holds the host for is not such a call."""
+    bubbles = view.bubbles
+    picked = bubbles.of_cause(Lost.IDLE, "sync_call")
+    limited = bubbles.of_cause(Lost.EXPOSED_COMM, "rate_limiter")
+    rows = np.flatnonzero(picked)
+    if limited.any() and len(rows):
+        call = blocking_calls(view, rows, Doing.SYNC)
+        on_event = (call != NONE) & view.activity.calls_named(EVENT_SYNCS.__contains__)[np.maximum(call, 0)]
+        picked[rows] &= ~(on_event & np.isin(bubbles.after[rows], np.unique(bubbles.op[limited])))
+    return picked
 
 
 def _sync_calls(context: Context, loss: Loss) -> tuple[str | None, str | None, float]:
@@ -197,54 +212,6 @@ def _sync_fix(where: str, reads: float) -> str:
         'Find the line with torch.cuda.set_sync_debug_mode("warn"): .item(), .cpu(), nonzero, a mask as index, '
         "torch.cuda.synchronize(). Move it behind the launches, or do without it."
     )
-
-
-class AllocatorRetries:
-    """TK403: memory is given back and taken again inside steps."""
-
-    code = "TK403"
-    title = "The allocator frees and allocates GPU memory inside steps"
-
-    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """Fires where steady steps both free and allocate, and the GPU waits for it."""
-        if skipped := without_launches(context, self.code):
-            yield skipped
-            return
-        loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "allocator"))
-        if loss.share < context.thresholds.reported_share or loss.cost_ns == 0:
-            return
-        freed, taken = _memory_calls(loss)
-        if not freed or not taken:
-            return
-        places = Weights()
-        for view, rows in zip(loss.views, loss.rows, strict=True):
-            add_places(places, view, view.bubbles.after[rows], view.bubbles.ns[rows])
-        yield loss.report(
-            self.code,
-            "The caching allocator runs out of memory: it frees and allocates inside steps while the GPU waits",
-            [
-                Evidence(metric="idle in calls of the allocator", value=milliseconds(loss.cost_ns), unit="ms a step"),
-                Evidence(metric="calls that free", value=round(freed / loss.windows, 1), unit="a step"),
-                Evidence(metric="calls that allocate", value=round(taken / loss.windows, 1), unit="a step"),
-                Evidence(metric="most of it before", value=places.heaviest(), unit=""),
-            ],
-            "Leave room: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, a smaller microbatch, or activation "
-            "checkpointing; drop torch.cuda.empty_cache() from the loop. num_alloc_retries in "
-            "torch.cuda.memory_stats() counts them.",
-        )
-
-
-def _memory_calls(loss: Loss) -> tuple[int, int]:
-    """(calls that free, calls that allocate) in the stretch of the steady steps, over the ranks with the loss."""
-    freed = taken = 0
-    for view in loss.views:
-        counted = loss.context.ledger.counted(view)
-        low, high = int(view.bubbles.start[counted].min()), int(view.bubbles.end[counted].max())
-        calls = view.process.calls
-        inside = (calls.end > low) & (calls.start < high)
-        freed += int(np.count_nonzero(view.activity.calls_named(is_free) & inside))
-        taken += int(np.count_nonzero(view.activity.calls_named(is_allocation) & inside))
-    return freed, taken
 
 
 class DataLoading:

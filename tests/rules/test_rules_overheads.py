@@ -1,0 +1,143 @@
+"""TK404, TK409 to TK413, TK501, TK909: each fires on its fault, and on nothing that looks like it."""
+
+from dataclasses import replace
+
+import host_jobs as jobs
+import pytest
+from host_jobs import STEPS, US, job
+from nsys_builder import Export
+from test_rules_host import ALWAYS, STEADY, findings, value
+
+import tracekit
+from tracekit.results import Severity
+
+OURS = {"TK404", "TK409", "TK410", "TK411", "TK412", "TK413", "TK501"}
+
+CASES = [
+    (jobs.gather_behind_event, "TK404"),
+    (jobs.gather_without_a_wait, None),
+    (jobs.gather_long_after, None),
+    (jobs.first_use, "TK409"),
+    (jobs.first_use_after_a_pause, None),
+    (jobs.pause_in_step_2, None),
+    (jobs.optimizer, "TK411"),
+    (jobs.small_optimizer, None),
+    (jobs.churn, "TK501"),
+    (jobs.retry, None),
+    (jobs.backward(*jobs.FORWARD_PASS, *jobs.GRADIENTS), "TK413"),
+    (jobs.backward(*jobs.GRADIENTS), None),
+]
+
+
+@pytest.mark.parametrize(("fault", "rule"), CASES, ids=[f"{fault.__name__}-{rule}" for fault, rule in CASES])
+def test_a_rule_fires_on_its_fault_and_on_no_other(fault, rule):
+    found = findings(job(None, between=fault))
+    assert set(found) & OURS == ({rule} if rule else set())
+
+
+def test_tk404_takes_the_wait_from_tk402():
+    found = findings(job(None, between=jobs.gather_behind_event))
+    assert "TK402" not in found
+
+
+def test_tk409_in_numbers():
+    found = findings(job(None, between=jobs.first_use))["TK409"]
+    assert found.steps == (3,)
+    assert value(found, "kernels first launched in steady steps") == 1
+    assert found.cost_ns == pytest.approx(406 * US / STEADY, rel=0.01)
+
+
+def test_tk410_in_numbers():
+    found = findings(job(jobs.recompile))["TK410"]
+    assert found.title == "torch.compile compiles again in 1 of 4 steps"
+    assert found.cost_ns == pytest.approx(5_018 * US / STEADY, rel=0.01)
+
+
+def test_tk410_takes_the_pause_from_tk406():
+    assert set(findings(job(jobs.recompile))) - ALWAYS == {"TK410"}
+    assert set(findings(job(jobs.pause_in_step_2))) - ALWAYS == {"TK406"}
+
+
+def test_tk411_in_numbers():
+    found = findings(job(None, between=jobs.optimizer))["TK411"]
+    assert value(found, "kernels of the optimizer") == 150
+    assert found.cost_ns == pytest.approx(149 * 9 * US * 3 / STEADY, rel=0.4)
+    assert "fused=True" in found.fix
+
+
+def test_tk411_without_phases_is_not_checked():
+    skipped = {s.rule for s in tracekit.analyze(job(phases=False)).skipped_rules}
+    assert {"TK411", "TK413"} <= skipped
+
+
+def test_tk412_finds_slow_first_steps_in_the_figures():
+    """GIVEN steps 0 to 2 twice as long, THEN they are left out, and only with --skip-warmup 0 in the figures."""
+    timeline = job(jobs.slow_first_steps, steps=8)
+    assert "TK412" not in findings(timeline)
+    found = findings(timeline, skip_warmup=0)["TK412"]
+    assert found.steps == (0, 1, 2)
+    assert value(found, "longest of them") == 2
+    assert value(found, "mean step without them") == 5
+    assert (found.cost_ns, found.severity) == (None, Severity.INFO)
+
+
+def test_tk413_in_numbers():
+    """Five kernels of 1 ms come again in a step of 16 ms."""
+    found = findings(job(None, between=jobs.backward(*jobs.FORWARD_PASS, *jobs.GRADIENTS)))["TK413"]
+    assert value(found, "recomputing") == 5
+    assert value(found, "forward time whose kernels come again in backward") == 1
+    assert (found.cost_ns, found.severity) == (None, Severity.INFO)
+    assert found.title.startswith("31 % of the step")
+
+
+def test_tk501_in_numbers():
+    found = findings(job(None, between=jobs.churn))["TK501"]
+    assert value(found, "calls that allocate") >= 10
+    assert found.cost_ns == 0
+    assert found.severity == Severity.INFO
+
+
+def test_tk501_is_not_said_of_the_first_steps():
+    assert "TK501" not in findings(job(None, between=lambda p: jobs.churn(p) if p.step == 0 else p))
+
+
+# --- TK909 ---
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Not all CUDA events might have been collected.", True),
+        ("Number of NVTX events dropped: 12", True),
+        ("No CUDA events collected. Does the process use CUDA?", False),
+        ("CPU sampling is not supported.", False),
+    ],
+)
+def test_tk909_believes_the_profilers_own_words(text, says):
+    timeline = job()
+    told = replace(timeline, captures=tuple(replace(c, diagnostics=(text,)) for c in timeline.captures))
+    found = findings(told)
+    assert ("TK909" in found) == says
+    if says:
+        assert found["TK909"].severity == Severity.WARNING
+        assert value(found["TK909"], "the profiler says") == text
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.03, True), (0.01, False), (None, False)])
+def test_tk909_counts_the_profilers_own_time(share, says):
+    timeline = job()
+    span = STEPS * 5_000 * US
+    overhead = None if share is None else int(share * span)
+    told = replace(timeline, captures=tuple(replace(c, overhead_ns=overhead) for c in timeline.captures))
+    assert set(findings(told)) - ALWAYS == ({"TK909"} if says else set())
+
+
+def test_tk909_reads_the_record_of_overhead(tmp_path):
+    """Records of two threads at once count once."""
+    export = Export()
+    export.columns["PROFILER_OVERHEAD"] = ["start", "end", "globalTid", "nameId", "returnValue"]
+    export.kernel("gemm", 1_000, 2_000, call=(800, 900))
+    export.add("PROFILER_OVERHEAD", start=1_100, end=1_400, globalTid=1, nameId=1, returnValue=0)
+    export.add("PROFILER_OVERHEAD", start=1_200, end=1_500, globalTid=2, nameId=1, returnValue=0)
+    (capture,) = tracekit.open(export.write(tmp_path / "report.sqlite")).captures
+    assert capture.overhead_ns == 400
