@@ -143,7 +143,7 @@ MANY_RANKS = (
         build=lambda: short_job(14, collector_pause, steps=9),
         schema=NSYS_2026,
         findings=("TK204",),
-        may=AT_THE_ENDS,
+        may=(*AT_THE_ENDS, "TK406"),
         fixed_may=AT_THE_ENDS,
         verdict="rotating",
         fault_ranks=(0, 1, 2, 3),
