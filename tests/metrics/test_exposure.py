@@ -35,6 +35,16 @@ CASES = {
         ],
         {"first_gather": 100},
     ),
+    "issued ahead, but let go only when compute ends": (
+        [
+            op("ag", -20, 0, ahead=900),
+            op("gemm", 0, 100, ahead=300),
+            op("gemm", 100, 200, ahead=300),
+            op("ag", 200, 300, ahead=450),
+            op("gemm", 300, 500, ahead=300),
+        ],
+        {"first_gather": 20, "serialized": 100},
+    ),
     "issued ahead and too long for the layer beside it": (
         [
             op("ag", 0, 100, ahead=500),

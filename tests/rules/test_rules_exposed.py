@@ -325,3 +325,22 @@ def test_tk112_not_where_there_is_one_microbatch():
 def test_tk112_on_one_stream():
     found = the("TK112", hybrid(microbatches=1, all_reduce_stream=28))
     assert "one stream" in found.title
+
+
+@pytest.mark.parametrize(("gathers_on", "fires"), [(1, True), (2, False)])
+def test_tk103_asks_for_one_communicator_where_nccl_names_them(gathers_on, fires):
+    job = Job(1)
+    for number in (1, 2):
+        job.communicator(number, [0])
+
+    def collective(op, start, end, number, ahead, stream):
+        times = {0: (start - ahead) * NS_PER_US}
+        job.collective(op, {0: start * NS_PER_US}, end * NS_PER_US, communicator=number, stream=stream, called=times)
+
+    for i in range(5):
+        at = 1_000 + 400 * i
+        job.compute(0, at * NS_PER_US, (at + 150) * NS_PER_US, called=(at - 800) * NS_PER_US)
+        collective("reduce_scatter", at + 100, at + 250, 1, 700, 28)
+        collective("all_gather", at + 251, at + 300, gathers_on, 850, 20)
+        job.compute(0, (at + 300) * NS_PER_US, (at + 400) * NS_PER_US, called=(at - 390) * NS_PER_US)
+    assert ("TK103" in {f.rule for f in tracekit.analyze(job.timeline()).findings}) == fires
