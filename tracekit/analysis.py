@@ -16,7 +16,7 @@ from tracekit.metrics.collectives import collectives
 from tracekit.metrics.efficiency import efficiency
 from tracekit.metrics.exposure import exposure_causes
 from tracekit.metrics.hangs import diagnose
-from tracekit.metrics.hangs.from_captures import ends_quietly, evidence_of
+from tracekit.metrics.hangs.from_captures import evidence_of, may_stand_still
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
@@ -288,7 +288,7 @@ def _hang(timeline: Timeline, options: Options) -> Hang | None:
 
     All ranks count, whichever are asked for: who is missing is told by the others.
     """
-    if not ends_quietly(timeline, options.thresholds):
+    if not may_stand_still(timeline, options.thresholds):
         return None
     evidence = evidence_of(timeline, options.thresholds, step_marker=options.step_marker)
     if evidence.interrupted is False:

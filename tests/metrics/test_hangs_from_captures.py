@@ -11,7 +11,7 @@ import tracekit
 from tracekit.config import DEFAULT
 from tracekit.evidence import UNKNOWN, State
 from tracekit.metrics.hangs import diagnose
-from tracekit.metrics.hangs.from_captures import evidence_of
+from tracekit.metrics.hangs.from_captures import evidence_of, may_stand_still
 from tracekit.metrics.hangs.issued import torch_op
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -102,6 +102,13 @@ def test_a_capture_that_began_later_counts_from_where_the_others_do():
     assert [rank.wrapped for rank in found.ranks] == [False, True, False, False]
     assert found.ranks[1].entries.seq[-1] == found.ranks[0].entries.seq[-1] == lengths[0]
     assert found.ranks[1].entries.seq[0] == lengths[0] - lengths[1] + 1
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_glance_misses_no_hang(name):
+    """What takes time is done only where there is a sign: every hang has one, no healthy sample has."""
+    paths = [SAMPLES / path for path in EXPECTED[name]["captures"]]
+    assert may_stand_still(tracekit.open(*paths, require_ranks=False)) == (name in HANGS)
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -94,7 +94,7 @@ def observe(
         in_step=in_step,
         last_call=None if last_call is None else _text(timeline, int(calls.name[last_call])),
         last_call_open=bool(len(process.open_calls)),
-        launch_without_kernel=_launch_without_kernel(timeline, process, track),
+        launch_without_kernel=launch_without_kernel(timeline, process, track),
         whole=track is not None and len(track.ops) > 0 and int(track.ops.call[0]) != NONE,
         os_call=_os_call(process, marks, idle_ns),
         step=_last_step(marks),
@@ -130,7 +130,14 @@ def idle_of(timeline: Timeline, process: Process, track: RankTrack | None) -> in
     return None if latest is None else max(0, stop - latest)
 
 
-def _launch_without_kernel(timeline: Timeline, process: Process, track: RankTrack | None) -> bool:
+def left_undone(timeline: Timeline, process: Process, track: RankTrack | None) -> bool:
+    """Whether anything that a process began has no end in its capture: without, there is no hang to look for."""
+    unfinished = process.ranges.open.any() or len(process.open_calls) or len(process.unfinished)
+    return bool(unfinished) or launch_without_kernel(timeline, process, track)
+
+
+def launch_without_kernel(timeline: Timeline, process: Process, track: RankTrack | None) -> bool:
+    """Whether the last launch of a process with GPU work has no operation in the capture."""
     if track is None or len(process.calls) == 0:
         return False
     names = [i for i in np.unique(process.calls.name).tolist() if i != NONE and timeline.names[i].startswith(LAUNCHES)]

@@ -17,7 +17,7 @@ from tracekit.config import DEFAULT, Thresholds
 from tracekit.evidence import Activity, Communicator, Entries, Evidence, RankEvidence, State
 from tracekit.intervals import innermost
 from tracekit.metrics.clocks import ClockFit
-from tracekit.metrics.hangs.activity import Observed, idle_of, observe
+from tracekit.metrics.hangs.activity import Observed, idle_of, left_undone, observe
 from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, alike, clocks_of, communicators_of, named
 from tracekit.metrics.hangs.issued import Group, Issued, issued_by_all
 from tracekit.metrics.identity import communicator_sizes, world_size
@@ -82,10 +82,15 @@ def evidence_of(timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_ma
     )
 
 
-def ends_quietly(timeline: Timeline, thresholds: Thresholds = DEFAULT) -> bool:
-    """Whether any rank was quiet for long when its capture ended: without, there is no hang to look for."""
-    idle = (idle_of(timeline, timeline.processes[m.process], m.track) for m in members_of(timeline))
-    return any(ns is not None and ns >= thresholds.still_ns for ns in idle)
+def may_stand_still(timeline: Timeline, thresholds: Thresholds = DEFAULT) -> bool:
+    """Whether the captures have any sign of a hang, at a glance: something undone, and a quiet end."""
+    quiet = undone = False
+    for m in members_of(timeline):
+        process = timeline.processes[m.process]
+        idle_ns = idle_of(timeline, process, m.track)
+        quiet = quiet or (idle_ns is not None and idle_ns >= thresholds.still_ns)
+        undone = undone or left_undone(timeline, process, m.track)
+    return quiet and undone
 
 
 def members_of(timeline: Timeline) -> list[Member]:
