@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tracekit.intervals import innermost, intersect, subtract, union
 from tracekit.metrics.labels import Vocabulary
-from tracekit.timeline import NONE, Calls, Ops, Process, Source
+from tracekit.timeline import NONE, Ops, Process, Source
 
 Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
@@ -116,8 +116,8 @@ class Activity:
         """From a rank's operations and its process's rows; without a ``speaker`` the thread with most calls is it."""
         calls = process.calls
         doing = np.full(len(calls), Doing.OTHER, np.int8)
-        doing[_named(calls, names, lambda name: is_free(name) or is_allocation(name))] = Doing.ALLOCATOR
-        doing[_named(calls, names, is_sync)] = Doing.SYNC
+        doing[names_that(calls.name, names, lambda name: is_free(name) or is_allocation(name))] = Doing.ALLOCATOR
+        doing[names_that(calls.name, names, is_sync)] = Doing.SYNC
         # A copy from or to pageable memory holds its call until it is done, whatever the call's name says.
         held = (ops.source == Source.MEMCPY) & ops.pageable & (ops.call != NONE)
         doing[ops.call[held]] = Doing.SYNC
@@ -202,13 +202,16 @@ class Activity:
 
     def calls_named(self, test: Callable[[str], bool]) -> Bool:
         """(calls,) mask of those whose name passes the test."""
-        return _named(self.process.calls, self.names, test)
+        return names_that(self.process.calls.name, self.names, test)
 
 
-def _named(calls: Calls, names: Sequence[str], test: Callable[[str], bool]) -> Bool:
-    distinct = np.unique(calls.name)
-    passed = [index for index in distinct.tolist() if index != NONE and test(names[index])]
-    result: Bool = np.isin(calls.name, np.array(passed, calls.name.dtype))
+def names_that(name: NDArray[np.int32], names: Sequence[str], test: Callable[[str], bool]) -> Bool:
+    """(n,) mask of the name indices whose name passes the test, asked once for each distinct one; NONE never does."""
+    shifted = name.astype(np.int64) + 1
+    passed = np.bincount(shifted, minlength=1) > 0
+    for index in np.flatnonzero(passed).tolist():
+        passed[index] = index > 0 and test(names[index - 1])
+    result: Bool = passed[shifted]
     return result
 
 

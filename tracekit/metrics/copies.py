@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.metrics.activity import Activity
+from tracekit.metrics.activity import Activity, names_that
 from tracekit.metrics.bubbles import EXPOSED_COPY_CAUSES
 from tracekit.metrics.labels import Vocabulary
 from tracekit.timeline import NONE, Ops
@@ -49,7 +49,4 @@ def copy_causes(ops: Ops, rows: Int64, activity: Activity, words: Vocabulary, th
 
 def named(ops: Ops, rows: Int64, names: Sequence[str], wanted: frozenset[str]) -> Bool:
     """(rows,) mask of the operations with one of the names."""
-    name = ops.name[rows]
-    indices = np.array([i for i in np.unique(name).tolist() if names[i] in wanted], name.dtype)
-    result: Bool = np.isin(name, indices)
-    return result
+    return names_that(ops.name[rows], names, wanted.__contains__)

@@ -254,8 +254,10 @@ def _recomputed(view: RankView, context: Context) -> tuple[int, float]:
         rows = rows[np.isin(view.labels.step[rows], np.array(context.steps))]
     if np.any(ops.source[rows] == Source.GRAPH):  # what runs in it is not known
         return 0, 0.0
-    key, inverse = np.unique(np.stack([ops.name[rows], ops.grid[rows]]), axis=1, return_inverse=True)
-    n, inverse = key.shape[1], inverse.ravel()
+    key, inverse = np.unique(
+        (ops.name[rows].astype(np.int64) << 32) + (ops.grid[rows] & 0xFFFFFFFF), return_inverse=True
+    )
+    n = len(key)
     count = np.zeros((2, n), np.int64)
     time = np.zeros((2, n), np.int64)
     for i, each in enumerate((FORWARD, BACKWARD)):
@@ -265,7 +267,7 @@ def _recomputed(view: RankView, context: Context) -> tuple[int, float]:
     again = (count[0] > 0) & (2 * count[1] >= count[0])
     share = float(time[0][again].sum() / max(int(time[0].sum()), 1))
     if share < context.thresholds.recompute_share:
-        again &= np.array([_forward_attention(view.names[i]) for i in key[0].tolist()], np.bool_)
+        again &= np.array([_forward_attention(view.names[i]) for i in (key >> 32).tolist()], np.bool_)
     once = time[1] // np.maximum(count[1], 1)
     return int((np.minimum(count[0], count[1]) * once)[again].sum()), share
 
