@@ -218,6 +218,7 @@ def test_every_json_key_is_documented_and_no_other(tmp_path: Path) -> None:
         "findings": document["findings"][0],
         "evidence": document["findings"][0]["evidence"][0],
         "replay": document["replay"],
+        "critical_path": document["critical_path"],
         "predictions": document["replay"]["predictions"][0],
         "host_ranks": host,
         "host_ranks steps": host["steps"][0],

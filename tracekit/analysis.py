@@ -23,6 +23,7 @@ from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
+from tracekit.metrics.replay.critical_path import critical_path
 from tracekit.metrics.replay.replay import replayable_steps
 from tracekit.metrics.replay.what_if import parse_changes
 from tracekit.metrics.run import ModelFacts, run_facts
@@ -44,7 +45,7 @@ from tracekit.metrics.waits import RankWaits
 from tracekit.metrics.world import start_up_left_out, world
 from tracekit.ranks import spans
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, Finding, Hang, HostRank, Rank, Replay, SkippedRule, Steady
+from tracekit.results import Analysis, Capture, CriticalPath, Finding, Hang, HostRank, Rank, Replay, SkippedRule, Steady
 from tracekit.rules import check_all, reported
 from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import replayed
@@ -151,6 +152,7 @@ def examine(
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
+    path: CriticalPath | None = None
     strategy, usage = None, None
     if options.rules:
         context = Context(
@@ -177,6 +179,7 @@ def examine(
     if options.rules or asked:
         steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
         ranks_of_steps = [m.track.rank for m in measured]
+        path = None if isinstance(steps, str) else critical_path(steps, ranks_of_steps, [v.labels for v in views])
         replay, findings = replayed(steps, ranks_of_steps, verdict.stragglers, findings, asked, options.thresholds)
     analysis = Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
@@ -192,6 +195,7 @@ def examine(
         not_captured=job.missing,
         remedies=_remedies(timeline, ranks),
         replay=replay,
+        critical_path=path,
         hang=hang,
     )
     return analysis, Detail(views=views, matched=together.matched, waits=together.waits)

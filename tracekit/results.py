@@ -352,6 +352,21 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """The chain of operations that the length of the replayed steps hangs on; sums over those steps, ns."""
+
+    length_ns: int
+    """From the first rank's beginning of the first step to the last one's end of the last."""
+    by_category: dict[str, int]
+    """compute, comm (transfers), copy, host (work of the host, launches, waking up) and idle (what nothing known
+    explains, and the start of GPU work after what it waited for); they add up to the length."""
+    by_rank: dict[int, int]
+    """The same by the rank that the path leads over."""
+    by_module: tuple[tuple[str | None, int], ...]
+    """The same by module, most time first; None: outside of all modules, or not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRule:
     """A rule that could not be checked, and the capture flags that would let it."""
 
@@ -542,3 +557,5 @@ class Analysis:
     """Why the job stands still, where the captures end in a hang; None where they do not, or it was not examined."""
     replay: Replay | None = None
     """What steps would take with something changed; None where no replay was asked for."""
+    critical_path: CriticalPath | None = None
+    """Of the replayed steps; None where there are none."""

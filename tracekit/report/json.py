@@ -12,6 +12,7 @@ from tracekit.results import (
     Analysis,
     Around,
     Collective,
+    CriticalPath,
     Finding,
     Hang,
     HostRank,
@@ -70,6 +71,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "not_captured": list(analysis.not_captured),
         "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
         "replay": _replay(analysis.replay) if analysis.replay else None,
+        "critical_path": _critical_path(analysis.critical_path) if analysis.critical_path else None,
         "what_if": [_prediction(row) for row in analysis.replay.what_if] if analysis.replay else [],
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
     }
@@ -150,6 +152,15 @@ def _replay(replay: Replay) -> dict[str, Any]:
         "unexplained_share": replay.unexplained_share,
         "reason": replay.reason,
         "predictions": [_prediction(row) for row in replay.predictions],
+    }
+
+
+def _critical_path(path: CriticalPath) -> dict[str, Any]:
+    return {
+        "length_ns": path.length_ns,
+        "by_category": path.by_category,
+        "by_rank": [{"rank": rank, "ns": ns} for rank, ns in path.by_rank.items()],
+        "by_module": [{"module": module, "ns": ns} for module, ns in path.by_module],
     }
 
 

@@ -50,6 +50,7 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
         _theory(analysis, width) if verbose else (),
         _findings(analysis, summary, width, verbose),
         _what_if(analysis.replay, summary, width),
+        _critical_path(analysis, summary, width) if verbose else (),
         _unknown(analysis, width, verbose),
         _warnings(analysis, width, verbose),
     ]
@@ -233,6 +234,30 @@ def _findings(analysis: Analysis, summary: Summary, width: int, verbose: bool) -
             yield from _proof(finding, width)
     if len(shown) < len(findings):
         yield Text(f"{len(findings) - len(shown)} more with --verbose", style="dim")
+
+
+def _critical_path(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:
+    """Yield what the length of a step hangs on: by category, by rank and by module."""
+    path, replay = analysis.critical_path, analysis.replay
+    if path is None or replay is None:
+        return
+    steps = max(len(replay.steps), 1)
+    yield Text(f"Critical path, a {summary.whole}", style="bold")
+    names = {"comm": "transfer"}
+    shown = add_up([ns / steps for ns in path.by_category.values()], summary.scale)
+    parts = [
+        f"{value} {names.get(category, category)}"
+        for value, (category, ns) in zip(shown, path.by_category.items(), strict=True)
+        if ns
+    ]
+    whole = f"{summary.scale.with_unit(path.length_ns / steps)} = "
+    yield from _wrapped(Text(f"{whole}{' + '.join(parts)}"), width, 2, Text("  "))
+    ranks = sorted(path.by_rank.items(), key=lambda pair: -pair[1])
+    over = [f"rank {rank} {share(ns, path.length_ns)}" for rank, ns in ranks[:_SHORT_LIST] if ns]
+    yield from _wrapped(Text("over " + ", ".join(over)), width, 2, Text("  "))
+    for module, ns in path.by_module[:_SHORT_LIST]:
+        name = clean(module) if module is not None else "outside of modules"
+        yield from _wrapped(Text(name), width, 12, Text(f"  {summary.scale.with_unit(ns / steps):>9} "))
 
 
 def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Text]:

@@ -350,6 +350,7 @@ def _finish(
     alone = np.isneginf(reached)
     release[alone] = reached[alone] = measured[alone]
     late = measured - reached
+    release = release + np.where(np.isneginf(release), 0.0, late)
     # Nothing of the window happens before it begins, whatever is changed.
     release[kind == Node.OP] = np.maximum(release[kind == Node.OP], 0.0)
     excess = np.maximum(late - thresholds.replay_lag_ns, 0.0)
@@ -359,7 +360,7 @@ def _finish(
         item=item,
         measured=measured,
         duration=duration,
-        release=np.where(release > 0.0, release + late, release),
+        release=release,
         source=source,
         target=target,
         edge=edge,
