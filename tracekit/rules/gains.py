@@ -10,9 +10,11 @@ from tracekit.metrics.replay.replay import Steps
 from tracekit.metrics.replay.what_if import (
     ALLOCATOR_OFF,
     COMMUNICATORS_SEPARATE,
+    CONNECTIONS_MANY,
     CONTENTION_OFF,
     DATA_ON_TIME,
     HOST_ON_TIME,
+    PAGEABLE_OFF,
     PREFETCH_BACKWARD,
     PREFETCH_FORWARD,
     STRAGGLER_OFF,
@@ -27,6 +29,7 @@ CHANGE_OF_RULE: Mapping[str, str] = {
     "TK101": PREFETCH_FORWARD,
     "TK102": PREFETCH_BACKWARD,
     "TK103": COMMUNICATORS_SEPARATE,
+    "TK108": CONNECTIONS_MANY,
     "TK113": CONTENTION_OFF,
     "TK201": STRAGGLER_OFF,
     "TK202": STRAGGLER_OFF,
@@ -38,6 +41,7 @@ CHANGE_OF_RULE: Mapping[str, str] = {
     "TK403": ALLOCATOR_OFF,
     "TK404": SYNC_OFF,
     "TK405": DATA_ON_TIME,
+    "TK408": PAGEABLE_OFF,
 }
 """By code of the rule. Rules that carry no cost of their own, or that no change stands for, have none."""
 

@@ -56,9 +56,7 @@ def _without_pauses(lag: Float, gaps: Twins, ranks: Sequence[int], mine: Bool) -
 def faster_network(now: Changed, graph: Graph, factor: float, thresholds: Thresholds) -> Changed:
     """Transfers move their bytes ``factor`` times as fast; what they take beyond that, their latency, stays."""
     duration, lag = now[0].copy(), now[1]
-    comm = graph.kind == Node.TRANSFER
-    for work, node in zip(graph.work, graph.op_node, strict=True):
-        comm[node[(node != NONE) & (work.kind == Kind.COMM)]] = True
+    comm = _kinds(graph) == Kind.COMM
     latency = np.minimum(duration[comm], thresholds.collective_latency_ns)
     duration[comm] = latency + (duration[comm] - latency) / factor
     return duration, lag
@@ -84,6 +82,36 @@ def separate_communicators(now: Changed, graph: Graph) -> Changed:
     """Collectives of different streams do not queue behind each other."""
     source, target = _streams(graph, graph.source), _streams(graph, graph.target)
     return without_edges(now, (graph.edge == Edge.COMMUNICATOR) & (source != target))
+
+
+def many_connections(now: Changed, graph: Graph) -> Changed:
+    """Nothing that is launched in the backward pass waits for a reduction, except on the same stream."""
+    reduction, backward = np.zeros(len(graph.kind), np.bool_), np.zeros(len(graph.kind), np.bool_)
+    for work, node, end in zip(graph.work, graph.op_node, graph.end_node, strict=True):
+        inside = node != NONE
+        reduction[end[inside & work.reduction]] = True
+        backward[node[inside & work.backward]] = True
+    waits = np.isin(graph.edge, (Edge.EVENT, Edge.UNRECORDED))
+    return without_edges(now, waits & reduction[graph.source] & backward[graph.target])
+
+
+def no_pageable_copies(now: Changed, graph: Graph) -> Changed:
+    """Copies from or to pageable memory take no time, and no call waits for them."""
+    duration, lag = now[0].copy(), now[1].copy()
+    pageable = np.zeros(len(graph.kind), np.bool_)
+    for work, node in zip(graph.work, graph.op_node, strict=True):
+        pageable[node[(node != NONE) & work.pageable]] = True
+    duration[pageable] = 0.0
+    return without_edges((duration, lag), (graph.edge == Edge.BLOCKED) & pageable[graph.source])
+
+
+def _kinds(graph: Graph) -> NDArray[np.int8]:
+    """`Kind` of each node; transfers are communication, and nodes of the host are nothing."""
+    kinds = np.where(graph.kind == Node.TRANSFER, Kind.COMM, NONE).astype(np.int8)
+    for work, node in zip(graph.work, graph.op_node, strict=True):
+        inside = node != NONE
+        kinds[node[inside]] = work.kind[inside]
+    return kinds
 
 
 def _streams(graph: Graph, nodes: Int64) -> Int64:

@@ -14,7 +14,9 @@ from tracekit.metrics.replay.changes import (
     balanced,
     faster_network,
     host_on_time,
+    many_connections,
     no_contention,
+    no_pageable_copies,
     no_straggler,
     no_synchronisation,
     separate_communicators,
@@ -38,6 +40,8 @@ SYNC_OFF = "sync=off"
 DATA_ON_TIME = "data=on-time"
 ALLOCATOR_OFF = "allocator=off"
 COMMUNICATORS_SEPARATE = "communicators=separate"
+CONNECTIONS_MANY = "connections=many"
+PAGEABLE_OFF = "pageable=off"
 CHANGES = (
     STRAGGLER_OFF,
     *PREFETCHES,
@@ -47,6 +51,8 @@ CHANGES = (
     DATA_ON_TIME,
     ALLOCATOR_OFF,
     COMMUNICATORS_SEPARATE,
+    CONNECTIONS_MANY,
+    PAGEABLE_OFF,
 )
 """The changes that can be made, besides ``bandwidth=2x``, with any factor."""
 BANDWIDTH = re.compile(r"bandwidth=(\d{1,4}(?:\.\d{1,3})?)x")
@@ -87,6 +93,8 @@ class WhatIf:
             DATA_ON_TIME: lambda now: without_host_time(now, graph, [work.loading for work in graph.work]),
             ALLOCATOR_OFF: lambda now: without_host_time(now, graph, [work.allocating for work in graph.work]),
             COMMUNICATORS_SEPARATE: lambda now: separate_communicators(now, graph),
+            CONNECTIONS_MANY: lambda now: many_connections(now, graph),
+            PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph),
         }
 
     def predict(self, wanted: Iterable[Sequence[str]]) -> tuple[Prediction, ...]:

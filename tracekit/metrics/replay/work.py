@@ -38,6 +38,8 @@ class RankWork:
     kind: Int8
     name: Int32
     grid: Int64
+    pageable: Bool
+    """(n,) copies with pageable host memory at one end."""
     call: Int64
     """(n,) index into the calls below, or NONE."""
     launched: Int64
@@ -61,6 +63,8 @@ class RankWork:
     """(n,) index of the step range that the operation was launched in, or NONE."""
     gather: Bool
     """(n,) an all-gather."""
+    reduction: Bool
+    """(n,) a reduce-scatter or an all-reduce."""
     backward: Bool
     """(n,) launched while the host was inside a backward range, on whatever thread."""
     communicator: Int64
@@ -121,7 +125,11 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
     ranges = process.ranges
     backward = Cover.of(ranges.start[in_backward], ranges.end[in_backward])
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
-    gather, communicator = _collectives(m.collectives, row)
+    gather, reduction, communicator = _collectives(m.collectives, row)
+    # A call that copies pageable memory returns when that is done, or nearly.
+    staged = ops.pageable[row] & (own_call != NONE)
+    slow = np.searchsorted(chosen, own_call[staged])
+    waits_for[slow[waits_for[slow] == 0]] = HOST_WAITS[0]
     step, behind = np.full(len(row), NONE, np.int64), np.zeros(len(row), np.bool_)
     if len(calls):
         begun = calls.start[np.maximum(own_call, 0)]
@@ -136,6 +144,7 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
         kind=ops.kind[row],
         name=ops.name[row],
         grid=ops.grid[row],
+        pageable=ops.pageable[row],
         call=call,
         launched=np.where(call != NONE, np.append(call_start, 0)[call], start[row]),
         call_start=call_start,
@@ -149,6 +158,7 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
         record_at=clock.to_reference(calls.start[recording]),
         step=step,
         gather=gather,
+        reduction=reduction,
         backward=behind,
         communicator=communicator,
         loading=Cover.of(clock.to_reference(ranges.start[in_data]), clock.to_reference(ranges.end[in_data])),
@@ -156,19 +166,22 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
     )
 
 
-def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Int64]:
-    """(which operations are all-gathers, a number for the named communicator of each or NONE), by row of `Ops`."""
+def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Bool, Int64]:
+    """(which operations are all-gathers, which reduce, a number for each one's named communicator or NONE)."""
     names = [communicator for communicator, _ in found.group]
     number = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
     of_group = np.array([NONE if name is None else number[name] for name in names], np.int64)
     gathers = np.array([op == "all_gather" for _, op in found.group], np.bool_)
-    gather, communicator = np.zeros(len(row), np.bool_), np.full(len(row), NONE, np.int64)
+    reductions = np.array([op in ("reduce_scatter", "all_reduce") for _, op in found.group], np.bool_)
+    gather, reduction = np.zeros(len(row), np.bool_), np.zeros(len(row), np.bool_)
+    communicator = np.full(len(row), NONE, np.int64)
     at = np.searchsorted(row, found.row)
     there = at < len(row)
     there[there] = row[at[there]] == found.row[there]
     gather[at[there]] = gathers[found.of[there]]
+    reduction[at[there]] = reductions[found.of[there]]
     communicator[at[there]] = of_group[found.of[there]]
-    return gather, communicator
+    return gather, reduction, communicator
 
 
 def before_in_group(group: Int64) -> Int64:
