@@ -95,6 +95,15 @@ def many_connections(now: Changed, graph: Graph) -> Changed:
     return without_edges(now, waits & reduction[graph.source] & backward[graph.target])
 
 
+def deferred_reductions(now: Changed, graph: Graph) -> Changed:
+    """Of several backward passes in a step only the last one reduces: nothing waits for what the others reduce."""
+    dropped = np.zeros(len(graph.kind), np.bool_)
+    for work, node, end in zip(graph.work, graph.op_node, graph.end_node, strict=True):
+        dropped[end[(node != NONE) & work.deferrable]] = True
+    duration, lag = without_edges(now, dropped[graph.source])
+    return np.where(dropped, 0.0, duration), lag
+
+
 def no_pageable_copies(now: Changed, graph: Graph) -> Changed:
     """Copies from or to pageable memory take no time, and no call waits for them."""
     duration, lag = now[0].copy(), now[1].copy()

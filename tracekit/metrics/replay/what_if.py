@@ -12,6 +12,7 @@ from tracekit.errors import UsageError
 from tracekit.metrics.replay.changes import (
     Changed,
     balanced,
+    deferred_reductions,
     faster_network,
     host_on_time,
     many_connections,
@@ -42,6 +43,7 @@ ALLOCATOR_OFF = "allocator=off"
 COMMUNICATORS_SEPARATE = "communicators=separate"
 CONNECTIONS_MANY = "connections=many"
 PAGEABLE_OFF = "pageable=off"
+REDUCTIONS_DEFERRED = "reductions=deferred"
 CHANGES = (
     STRAGGLER_OFF,
     *PREFETCHES,
@@ -53,6 +55,7 @@ CHANGES = (
     COMMUNICATORS_SEPARATE,
     CONNECTIONS_MANY,
     PAGEABLE_OFF,
+    REDUCTIONS_DEFERRED,
 )
 """The changes that can be made, besides ``bandwidth=2x``, with any factor."""
 BANDWIDTH = re.compile(r"bandwidth=(\d{1,4}(?:\.\d{1,3})?)x")
@@ -94,6 +97,7 @@ class WhatIf:
             ALLOCATOR_OFF: lambda now: without_host_time(now, graph, [work.allocating for work in graph.work]),
             COMMUNICATORS_SEPARATE: lambda now: separate_communicators(now, graph),
             CONNECTIONS_MANY: lambda now: many_connections(now, graph),
+            REDUCTIONS_DEFERRED: lambda now: deferred_reductions(now, graph),
             PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph),
         }
 

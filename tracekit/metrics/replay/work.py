@@ -69,6 +69,8 @@ class RankWork:
     """(n,) launched while the host was inside a backward range, on whatever thread."""
     communicator: Int64
     """(n,) a number for each communicator that NCCL names, NONE for the rest."""
+    deferrable: Bool
+    """(n,) a reduction launched in a backward pass after which another one follows in the same step."""
     loading: Cover
     """When the host was inside a data range."""
     allocating: Cover
@@ -136,6 +138,9 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
         behind = (own_call != NONE) & (backward.within(begun, begun + 1) > 0)
     if m.marks is not None and len(calls):
         step = np.where(own_call != NONE, m.marks.containing(calls.start[np.maximum(own_call, 0)]), NONE)
+    passes = np.where(behind, np.searchsorted(backward.start, begun, side="right"), 0) if len(calls) else step
+    last_pass = np.zeros(max(int(step.max(initial=NONE)) + 2, 1), np.int64)
+    np.maximum.at(last_pass, step, passes)
     return RankWork(
         row=row,
         start=start[row],
@@ -159,6 +164,7 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
         step=step,
         gather=gather,
         reduction=reduction,
+        deferrable=reduction & behind & (step != NONE) & (passes < last_pass[step]),
         backward=behind,
         communicator=communicator,
         loading=Cover.of(clock.to_reference(ranges.start[in_data]), clock.to_reference(ranges.end[in_data])),
