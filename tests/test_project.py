@@ -234,6 +234,21 @@ def test_every_json_key_is_documented_and_no_other(tmp_path: Path) -> None:
     assert set(document["not_examined"]) <= sections.keys()
 
 
+def test_every_json_key_of_a_comparison_is_documented_and_no_other() -> None:
+    samples = [str(SAMPLES / name) for name in ("straggler_4ranks.sqlite", "ddp.sqlite")]
+    document = json.loads(CliRunner().invoke(main, ["compare", *samples, "--json", "-"]).stdout)
+    sections = sections_of(DOCS / "reference" / "json.md")
+    [comparison] = document["comparisons"]
+    described = {"runs": document["runs"][0], "comparisons": comparison, "A change": comparison["step_time"]}
+    assert {section: keys_in_table(sections[section]) for section in described} == {
+        section: found.keys() for section, found in described.items()
+    }
+    keys = set(re.findall(r"`(\w+)`", sections["Comparison"] + sections["comparisons"]))
+    rows = [row for name in ("collectives", "findings", "stragglers") for row in comparison[name]]
+    assert {key for row in (document, *rows) for key in row} <= keys
+    assert {"communicators", *comparison["collectives"][0]["base"]} <= keys
+
+
 def test_the_recipe_for_sharing_a_capture_keeps_names_and_nothing_else(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "capture.sqlite") as db:
         db.executescript(

@@ -13,6 +13,7 @@ import click
 
 from tracekit._version import __version__
 from tracekit.commands.analyze import analyze
+from tracekit.commands.compare import compare
 from tracekit.commands.hang import hang
 from tracekit.commands.info import info
 from tracekit.commands.plan import plan
@@ -83,5 +84,5 @@ def main() -> None:
     """Where every nanosecond of a sharded training step goes, from an Nsight Systems capture."""
 
 
-for command in (analyze, hang, info, plan, rules, explain):
+for command in (analyze, compare, hang, info, plan, rules, explain):
     main.add_command(command)

@@ -147,6 +147,11 @@ class Thresholds:
     """† And for this many of its own median steps: a slow step is no hang."""
     most_mismatches: int = 100
     """† Mismatched collectives that are told of each communicator; after one, the rest are often shifted as well."""
+    compare_confidence: float = 0.9
+    """† Of the interval of a difference between two runs: either direction is claimed wrongly in at most 5 of 100
+    comparisons, and three steps in each run can be enough."""
+    same_run_share: float = 0.005
+    """† Two runs of an unchanged job differ by this share of the step, which the spread of steps does not show."""
 
 
 DEFAULT = Thresholds()

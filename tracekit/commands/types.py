@@ -81,3 +81,18 @@ class Count(click.ParamType[int]):
         if not 1 <= number <= LARGEST_COUNT:
             self.fail(f"{value!r} is no sensible number of parameters", param, ctx)
         return number
+
+
+class Share(click.ParamType[float]):
+    """A share: ``3%`` or ``0.03``."""
+
+    name = "SHARE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse to 0 to 1, or beyond: a step can take twice as long."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(%?)\s*", str(value))
+        if not match:
+            self.fail(f"{value!r} is not a share; write it like 3% or 0.03", param, ctx)
+        return float(match[1]) / (100 if match[2] else 1)

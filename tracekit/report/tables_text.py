@@ -27,7 +27,7 @@ def rank_lines(analysis: Analysis, scale: Scale, width: int) -> Iterator[Text]:
     ]
     title = f"What the verdict rests on, {scale.unit}{' a step' if analysis.steady else ''}"
     yield Text(fitted(title, width), style="bold")
-    yield from _table(heads, cells[:MAX_ROWS], width, left_last=True)
+    yield from table_lines(heads, cells[:MAX_ROWS], width, left_last=True)
     if len(rows) > MAX_ROWS:
         yield Text(f"  {len(rows) - MAX_ROWS} more in the JSON and the page", style="dim")
     legend = "P: share of all waiting that it causes; W: its compute over its peers'"
@@ -43,12 +43,12 @@ def size_lines(analysis: Analysis, width: int) -> Iterator[Text]:
         [f"{r.op} {r.communicator or ''}".rstrip(), r.size, str(r.count), r.transfer, r.busbw, r.peak]
         for r in rows[:MAX_ROWS]
     ]
-    yield from _table(["Bandwidth by size", "size", "count", "transfer", "bus GB/s", "of peak"], cells, width)
+    yield from table_lines(["Bandwidth by size", "size", "count", "transfer", "bus GB/s", "of peak"], cells, width)
     if len(rows) > MAX_ROWS:
         yield Text(f"  {plural(len(rows) - MAX_ROWS, 'size')} more in the JSON", style="dim")
 
 
-def _table(
+def table_lines(
     heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, left_last: bool = False
 ) -> Iterator[Text]:
     """Yield a table: names at the left, figures right-aligned, columns that do not fit left out from the right.

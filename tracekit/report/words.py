@@ -13,7 +13,7 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\ufffe\uffff]"  # surrogates that no encoding can hold, non-characters
 )
 _REPLACEMENT = "\ufffd"
-_ASCII = str.maketrans("·×÷µ…–±", "-x/u~-~")
+_ASCII = str.maketrans("·×÷µ…–±−", "-x/u~-~-")
 
 
 def clean(text: str, limit: int = 400) -> str:
