@@ -22,7 +22,7 @@ from placed import Capture
 from scenarios import SCENARIOS
 from strategies import Strategy
 from stuck import hang_truth
-from truth import collectives_truth, kernels_truth, rank_truth, steady_truth
+from truth import collectives_truth, efficiency_truth, kernels_truth, rank_truth, steady_truth
 
 LONGEST_LINE = 320
 DEEPEST_BROKEN_LEVEL = 4
@@ -59,6 +59,7 @@ def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture], co
         "without_fault": without,
         "kernels": {capture.path: kernels_truth(counted.ranks[rank] for rank in capture.ranks) for capture in captures},
         "steady": steady,
+        "efficiency": efficiency_truth(strategy, steady["step_time_ns"]),
         "peer_waits": peer_waits(strategy.job, steady["steps"]),
         "collectives": collectives_truth(counted, steady["steps"], payloads=scenario.schema.payload_blobs),
         **hang_truth_of(scenario, strategy.job),

@@ -65,6 +65,8 @@ class Model:
     """Rows of an output matrix of its own; 0 where the embedding is used for it."""
     frozen_root: bool = False
     """The parameters outside the layers are not trained."""
+    lengths_vary: bool = False
+    """Sequences are up to ``sequence`` tokens long, each rank's and step's in another way."""
 
     @property
     def heads(self) -> int:
@@ -105,15 +107,30 @@ class Model:
         """Tokens of a rank in a step."""
         return self.batch * self.sequence
 
-    def description(self) -> dict[str, int]:
+    @property
+    def flops_a_token(self) -> int:
+        """What a token has to be multiplied with, one expert of each layer: forward once, backward twice.
+
+        A product with an n x k matrix is 2nk; attention looks at the whole sequence, as if nothing were masked.
+        """
+        layer = 2 * (4 + 8) * self.hidden**2 + 4 * self.sequence * self.hidden
+        return 3 * (self.layers * layer + 2 * self.outputs * self.hidden)
+
+    def description(self) -> dict[str, int | bool]:
         """The shape, as the trainer's start mark gives it."""
-        return {
+        shape: dict[str, int | bool] = {
             "layers": self.layers,
             "hidden": self.hidden,
             "heads": self.heads,
             "vocab": self.vocab,
             "parameters": self.parameters,
+            "tied": not self.head_rows,
         }
+        if self.experts > 1:
+            shape["active_parameters"] = self.parameters - (self.layers - 1) * (self.experts - 1) * 8 * self.hidden**2
+        if self.frozen_root:
+            shape["trained_parameters"] = self.trained_parameters
+        return shape
 
     def layer_forward(self) -> list[Kernel]:
         """The kernels of one layer's forward pass."""

@@ -32,6 +32,8 @@ class Strategy:
 
     name = "none"
     shards_optimizer = False
+    recomputes = False
+    """Activation checkpointing."""
 
     def __init__(self, job: Job, model: Model, communicator: Communicator, *, graphed: bool = False) -> None:
         self.job = job

@@ -16,9 +16,9 @@ def train(strategy: Strategy, steps: int, first_step: int = 0, microbatches: int
     step, which loads the kernels, the hosts meet once.
     """
     job = strategy.job
+    strategy.microbatches = microbatches
     if job.annotated:
         job.mark(TRACEKIT, lambda rank: json.dumps(run_description(strategy, rank)))
-    strategy.microbatches = microbatches
     strategy.start_loading()
     for number in range(first_step, first_step + steps):
         named = (TRACEKIT, "step") if job.annotated else (DEFAULT, f"ProfilerStep#{number}")
@@ -54,6 +54,8 @@ def run_description(strategy: Strategy, rank: Rank) -> dict[str, object]:
         "strategy": strategy.name,
         "model": model.description(),
         "batch": model.batch,
-        "sequence_length": model.sequence,
+        **({} if model.lengths_vary else {"sequence_length": model.sequence}),
+        "grad_accumulation": strategy.microbatches,
         "dtype": model.dtype,
+        "activation_checkpointing": strategy.recomputes,
     }

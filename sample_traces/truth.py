@@ -14,6 +14,10 @@ from typing import Any
 
 from layout import Job
 from placed import COMPUTE, Capture, Collective, Op, Rank
+from strategies import Strategy
+
+PEAK_FLOPS_PER_NS = 989_000
+"""Dense bfloat16 of the H100 SXM, by its data sheet."""
 
 WARM_UP_FACTOR = 1.5
 """Leading steps longer than this times the median are warm-up, beside the first."""
@@ -128,6 +132,26 @@ def steady_truth(ranks: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "step_time_ns": statistics.median(step["wall_ns"] for step in steady),
         "windows": len(steady),
         "sums": {name: sum(step[name] for step in steady) for name in FIGURES},
+    }
+
+
+def efficiency_truth(strategy: Strategy, step_time_ns: float) -> dict[str, float | None]:
+    """Tokens a second of all ranks, and the share of the GPUs' peak that the model's own arithmetic is.
+
+    None where the reports do not say what it takes to know it: nothing of the run, no length of sequences, or which
+    gradients are not computed.
+    """
+    model = strategy.model
+    told = strategy.job.annotated and not model.lengths_vary
+    tokens = model.tokens * strategy.microbatches if told else None
+    mfu = None
+    if tokens is not None and not model.frozen_root:
+        mfu = model.flops_a_token * tokens / (step_time_ns * PEAK_FLOPS_PER_NS)
+    recomputed = 4 / 3 if strategy.recomputes else 1
+    return {
+        "tokens_per_s": tokens * strategy.job.world_size / step_time_ns * 1e9 if tokens is not None else None,
+        "mfu": mfu,
+        "hfu": mfu * recomputed if mfu is not None else None,
     }
 
 

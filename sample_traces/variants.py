@@ -282,6 +282,8 @@ class ReplicasAtTheEnd(Hsdp):
 class Recomputing(Fsdp2):
     """FSDP2 with activation checkpointing: a layer's forward pass runs again in its backward pass."""
 
+    recomputes = True
+
     def backward_kernels(self) -> list[Kernel]:
         """Forward again, then backward."""
         return [*self.model.layer_forward(), *self.model.layer_backward()]

@@ -178,6 +178,16 @@ def test_steady(name):
     assert sum(getattr(found.account, part) for part in PARTS) == found.account.wall_ns
 
 
+@every_sample
+def test_efficiency(name):
+    found, true = analysis(name).efficiency, truth(name)["efficiency"]
+    if abs(analysis(name).steady.step_time_ns - truth(name)["steady"]["step_time_ns"]) > 1:
+        pytest.skip("which steps are steady differs, where the job stands still")
+    for field, value in true.items():
+        assert getattr(found, field) == (None if value is None else pytest.approx(value, rel=1e-6)), field
+    assert (found.mfu is None) == bool(found.reason)
+
+
 def collectives(name):
     """(row of the analysis, its truth). Where the capture tells no communicator, an op's are in one row."""
     rows = analysis(name).collectives

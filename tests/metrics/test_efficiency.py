@@ -1,5 +1,6 @@
 """MFU and its like against hand calculation; when they are refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,32 @@ def test_the_trainers_mark():
     assert facts.model.parameters == 6_738_415_616
     assert facts.model.multiplied == 6_738_415_616 - 32_000 * 4_096
     assert (facts.world_size, facts.checkpointing, facts.dtype) == (8, True, "bfloat16")
+
+
+def test_later_marks_do_not_take_back_what_an_earlier_one_said():
+    first = '{"rank": 0, "batch": 2, "sequence_length": 64, "activation_checkpointing": true}'
+    assert marked(first, '{"rank": 1}', '{"rank": 2, "activation_checkpointing": false}') == marked(first)
+    assert marked(first).checkpointing is True
+
+
+def described(**model):
+    described = {"layers": 2, "hidden": 8, "heads": 1, "vocab": 10, "parameters": 2_000} | model
+    return marked(json.dumps({"rank": 0, "model": described})).model
+
+
+def test_parameters_that_a_token_goes_through():
+    assert described().multiplied is None
+    assert described(tied=True).multiplied == 2_000
+    assert described(tied=False).multiplied == 2_000 - 10 * 8
+    # Of a mixture of experts, a token sees a part.
+    assert described(tied=True, active_parameters=900).multiplied == 900
+    assert described(tied=True, active_parameters=9_000).multiplied is None
+
+
+def test_frozen_parameters_have_no_gradients_to_count():
+    model = described(tied=True, trained_parameters=500)
+    assert model.trained == 500
+    assert "frozen" in used(5_762, model=model).reason
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def _tokens_per_rank(facts: RunFacts) -> float | None:
 
 def _flops(facts: RunFacts) -> int | None:
     model = facts.model
-    if model is None or model.multiplied is None:
+    if model is None or model.multiplied is None or model.trained is not None:
         return None
     if model.layers and model.hidden and facts.sequence:
         return flops_per_token(model.multiplied, model.layers, model.hidden, facts.sequence)
@@ -80,6 +80,10 @@ def _unknown(
         (
             facts.model is None,
             "the model's size is not known: --model NAME, --model config.json, or the trainer's mark",
+        ),
+        (
+            facts.model is not None and facts.model.trained is not None,
+            "some parameters are frozen: which gradients are computed is not known",
         ),
         (flops is None, "the mark does not say whether the output projection is tied to the embedding: --model NAME"),
         (tokens is None, "the tokens of a step are not known: --tokens N, or the trainer's mark"),

@@ -23,6 +23,8 @@ class ModelFacts:
     parameters: int
     multiplied: int | None
     """Parameters that a token is multiplied with; None where it is not known what the embedding is tied to."""
+    trained: int | None = None
+    """Parameters with gradients; None for all."""
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
@@ -91,6 +93,7 @@ def _marks(timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _filled(facts: RunFacts, mark: dict[str, Any]) -> RunFacts:
     """The facts with what the mark adds."""
     checkpointing = mark.get("activation_checkpointing")
+    told = checkpointing if isinstance(checkpointing, bool) else None
     return replace(
         facts,
         strategy=facts.strategy or _text(mark, "strategy"),
@@ -98,7 +101,7 @@ def _filled(facts: RunFacts, mark: dict[str, Any]) -> RunFacts:
         sequence=facts.sequence or _whole(mark, "seq") or _whole(mark, "sequence_length"),
         batch=facts.batch or _whole(mark, "batch"),
         accumulation=facts.accumulation or _whole(mark, "grad_accumulation"),
-        checkpointing=checkpointing if facts.checkpointing is None and isinstance(checkpointing, bool) else None,
+        checkpointing=told if facts.checkpointing is None else facts.checkpointing,
         model=facts.model or _model(mark.get("model")),
     )
 
@@ -126,15 +129,17 @@ def _model(fields: object) -> ModelFacts | None:
     parameters, tied = _whole(fields, "parameters"), fields.get("tied")
     if parameters is None:
         return None
+    active, trained = _whole(fields, "active_parameters") or parameters, _whole(fields, "trained_parameters")
     multiplied = None
     if tied is True:
-        multiplied = parameters
+        multiplied = active
     elif tied is False and vocab and inner:
-        multiplied = parameters - vocab * inner
+        multiplied = active - vocab * inner
     return ModelFacts(
         source="mark",
         parameters=parameters,
-        multiplied=multiplied,
+        multiplied=multiplied if multiplied is not None and 0 < multiplied <= parameters else None,
+        trained=trained if trained is not None and trained < parameters else None,
         layers=layers,
         hidden=inner,
         heads=heads,

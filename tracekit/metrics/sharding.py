@@ -201,7 +201,7 @@ def _expected(
     if reduce_width is None or (width is None and strategy != DDP):
         return {}
     micro = facts.accumulation or 1
-    gradients = model.parameters * reduce_width
+    gradients = (model.trained or model.parameters) * reduce_width
     if strategy == DDP:
         return {"all_reduce": gradients}
     gathered = model.parameters * (width or 0)
@@ -228,7 +228,7 @@ def _reduce_width(strategy: str, traffic: Traffic, facts: RunFacts) -> int | Non
     observed = _bytes(traffic, op)
     if model is None or not observed:
         return None
-    each = observed / model.parameters
+    each = observed / (model.trained or model.parameters)
     micro = facts.accumulation or 1
     fits = [w for w in (4, 2) for times in {1, micro} if 0.97 <= each / (w * times) <= 1.1]
     return fits[0] if fits else ITEM_BYTES.get(facts.dtype or "")
