@@ -128,8 +128,9 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
     backward = Cover.of(ranges.start[in_backward], ranges.end[in_backward])
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
     gather, reduction, communicator = _collectives(m.collectives, row)
-    # A call that copies pageable memory returns when that is done, or nearly.
-    staged = ops.pageable[row] & (own_call != NONE)
+    # A call that copies pageable memory may return only when that is done.
+    staged = np.flatnonzero(ops.pageable[row] & (own_call != NONE))
+    staged = staged[calls.end[own_call[staged]] >= ops.end[row[staged]]]
     slow = np.searchsorted(chosen, own_call[staged])
     waits_for[slow[waits_for[slow] == 0]] = HOST_WAITS[0]
     step, behind = np.full(len(row), NONE, np.int64), np.zeros(len(row), np.bool_)
