@@ -150,10 +150,14 @@ def test_an_end_in_the_middle_leaves_nothing(
         "main(['analyze', *sys.argv[1:]])\n"
     )
     (tmp_path / "slow.py").write_text(
-        "import sys, tempfile, time\n"
+        "import os, pathlib, tempfile, time\n"
+        "here = pathlib.Path(__file__).parent\n"
         "def read(path, index):\n"
         "    with tempfile.TemporaryDirectory():\n"
-        "        print('reading', file=sys.stderr, flush=True)\n"
+        "        (here / f'{index}.begun').touch()\n"
+        "        while len(list(here.glob('*.begun'))) < 2:  # on a busy machine one starts long before the other\n"
+        "            time.sleep(0.01)\n"
+        "        os.write(2, b'reading\\n')  # whole: both write at once\n"
         "        time.sleep(2)\n"
     )
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}

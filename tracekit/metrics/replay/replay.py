@@ -82,7 +82,9 @@ class Steps:
     def error(self) -> float:
         """By how much the worst step's replay misses, as a share of it, when nothing unexplained is kept."""
         again = self.times([(self.graph.duration, self.graph.lag)], explained_only=True)[:, :, 0]
-        return float(np.max(np.abs(again.mean(axis=0) / self.walls.mean(axis=0) - 1)))
+        measured = self.walls.mean(axis=0)
+        # A step of no length (operations of no length only) is missed by all of it, or not at all.
+        return float(np.max(np.abs(again.mean(axis=0) - measured) / np.maximum(measured, 1)))
 
     def predict(self, changed: Mapping[str, Changed]) -> dict[str, float]:
         """Mean step time with each change, ns."""
