@@ -1,5 +1,7 @@
 """I, P and W by hand; who is named and who is not; a published trace of a real job with a slow worker."""
 
+import time
+
 import numpy as np
 import pytest
 from laid_out import Job, lock_step, replicas
@@ -318,3 +320,70 @@ def test_steps_that_not_all_ranks_hold_distort_nothing(cut):
     assert ragged.compute_ratio == pytest.approx(even.compute_ratio, rel=1e-3)
     assert ragged.wait_caused_ns == pytest.approx(even.wait_caused_ns, rel=1e-3)
     assert ragged.idle_excess_ns == pytest.approx(even.idle_excess_ns, abs=30_000)
+
+
+# --- many communicators ---
+
+
+def crowded(communicators, ranks=8, members=3, rounds=3, seed=7):
+    """Groups of ranks picked by lot, each meeting ``rounds`` times; arrivals by lot, on one clock without compute.
+
+    Returns the job and its collectives in order: (ranks' arrivals, end).
+    """
+    lots = np.random.default_rng(seed)
+    job, t, told = Job(ranks), 1_000_000, []
+    groups = [sorted(lots.choice(ranks, members, replace=False).tolist()) for _ in range(communicators)]
+    for number, group in enumerate(groups, start=1):
+        job.communicator(number, group)
+    for _ in range(rounds):
+        for number, group in enumerate(groups, start=1):
+            arrivals = {rank: t + int(lots.integers(0, 30_000)) for rank in group}
+            end = max(arrivals.values()) + 20_000
+            job.collective("all_reduce", arrivals, end, communicator=number)
+            told.append((arrivals, end))
+            t = end + 5_000
+    return job, told
+
+
+def blamed_by_hand(told, ranks):
+    """What was waited for each rank, ns: for each collective, look back over all that its last rank waited in since."""
+    blame, caused, met = [], np.zeros(ranks), set()
+    for k, (arrivals, _) in enumerate(told):
+        late, first = max(arrivals, key=arrivals.get), min(arrivals.values())
+        starting = {rank for rank in arrivals if rank not in met}
+        met |= set(arrivals)
+        if starting:  # the first of a rank's capture is start-up
+            blame.append(np.zeros(ranks))
+            continue
+        brought = np.zeros(ranks)
+        for earlier in reversed(range(k)):
+            others = told[earlier][0]
+            if set(others) == set(arrivals) and blame[earlier].any():
+                break
+            if late in others:
+                brought += (max(others.values()) - others[late]) * blame[earlier]
+        spread = arrivals[late] - first
+        handed = min(brought.sum(), spread) / spread
+        share = brought / brought.sum() * handed if brought.sum() else brought
+        share[late] += 1 - handed
+        blame.append(share)
+        caused += share * sum(arrivals[late] - t for t in arrivals.values())
+    return caused
+
+
+def test_blame_is_passed_on_through_many_groups_as_counted_by_hand():
+    job, told = crowded(12)
+    found = tracekit.analyze(job.timeline())
+    expected = blamed_by_hand(told, 8) / len(found.ranks)
+    assert [rank.wait_caused_ns for rank in found.ranks] == pytest.approx(expected, abs=1)
+
+
+def test_hundreds_of_communicators_are_not_compared_with_one_another():
+    """Quadratic, this took minutes."""
+    job, told = crowded(700, ranks=24, members=8)
+    began = time.process_time()
+    found = tracekit.analyze(job.timeline(), Options(rules=False))
+    assert time.process_time() - began < 30
+    assert len(found.collectives) == 700
+    waited = sum(max(a.values()) - t for a, _ in told for t in a.values())
+    assert 0.9 * waited < sum(rank.wait_caused_ns for rank in found.ranks) * len(found.ranks) <= waited

@@ -196,30 +196,22 @@ def _pass_on(kinds: Sequence[_Seen], caused: Float) -> None:
     """
     order = sorted((t, k, c) for k, kind in enumerate(kinds) for c, t in enumerate(kind.end.tolist()))
     groups = [tuple(kind.members.tolist()) for kind in kinds]
-    groups_of: dict[int, set[tuple[int, ...]]] = {}
-    for group in groups:
-        for member in group:
-            groups_of.setdefault(member, set()).add(group)
-    # What a rank waited elsewhere since it last met a group, by whom it waited for.
-    held: dict[tuple[int, tuple[int, ...]], dict[int, float]] = {}
+    # By rank: what it waited so far, by whom it waited for; and as that stood when it last met each group.
+    waited_for = np.zeros((len(caused), len(caused)))
+    then = {group: np.zeros((len(group), len(caused))) for group in groups}
     for _, k, column in order:
-        kind, group = kinds[k], groups[k]
-        late, spread = int(kind.last[column]), float(kind.spread[column])
-        brought = {member: held.pop((member, group), {}) for member in group}[late]
-        if not kind.told[column]:
-            continue
-        waited = sum(brought.values())
-        handed = min(waited, spread) / spread
-        shares = {row: ns / waited * handed for row, ns in brought.items()}
-        shares[late] = shares.get(late, 0.0) + 1.0 - handed
-        exposed, step = kind.exposed[:, column].tolist(), int(kind.step[column])
-        for row, share in shares.items():
-            caused[row, step] += sum(exposed) * share
-        for member, ns in zip(group, exposed, strict=True):
-            for other in groups_of[member] - {group} if ns else ():
-                mine = held.setdefault((member, other), {})
-                for row, share in shares.items():
-                    mine[row] = mine.get(row, 0.0) + ns * share
+        kind, group, members = kinds[k], groups[k], kinds[k].members
+        if kind.told[column]:
+            late, spread = int(kind.last[column]), float(kind.spread[column])
+            brought = waited_for[late] - then[group][group.index(late)]  # what it waited elsewhere
+            waited = float(brought.sum())
+            handed = min(waited, spread) / spread
+            share = brought * (handed / waited) if waited else brought
+            share[late] += 1.0 - handed
+            exposed = kind.exposed[:, column]
+            caused[:, int(kind.step[column])] += float(exposed.sum()) * share
+            waited_for[members] += np.outer(exposed, share)
+        then[group] = waited_for[members]
 
 
 def arithmetic(

@@ -89,21 +89,55 @@ def _slowed(view: RankView, start: Int64, end: Int64, limits: Thresholds) -> _Sl
     # A kernel that a collective touches only in part is neither beside it nor alone.
     beside, alone = covered >= limits.beside_share, covered == 0
     key = ops.name[rows].astype(np.int64) * (1 << 32) + (ops.grid[rows] & 0xFFFFFFFF)
-    order = np.argsort(key, kind="stable")
-    edges = np.append(np.flatnonzero(np.append(True, key[order][1:] != key[order][:-1])), len(order))
-    hidden, base, count = 0, 0.0, 0
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        own = order[low:high]
-        with_it, without = length[own[beside[own]]], length[own[alone[own]]]
-        if len(with_it) < limits.contention_kernels or len(without) < limits.contention_kernels:
-            continue
-        median = float(np.median(without))
-        # Lengths that differ among kernels alone are different work under one name.
-        if float(np.percentile(without, 90)) > limits.same_work_ratio * float(np.percentile(without, 10)):
-            continue
-        if float(np.median(with_it)) < limits.slow_compute_ratio * median:
-            continue
-        hidden += round(float((with_it - median).sum()))
-        base += median * len(with_it)
-        count += len(with_it)
-    return _Slowed(hidden_ns=hidden, alone_ns=base, count=count)
+    ours = beside | alone
+    _, group = np.unique(key[ours], return_inverse=True)
+    beside, length = beside[ours], length[ours]
+    kinds = int(group.max(initial=-1)) + 1
+    with_it, without = (
+        _Lengths.of(group[beside], length[beside], kinds),
+        _Lengths.of(group[~beside], length[~beside], kinds),
+    )
+    enough = np.minimum(with_it.count, without.count) >= limits.contention_kernels
+    median = without.quantile(0.5)
+    # Lengths that differ among kernels alone are different work under one name.
+    same_work = without.quantile(0.9) <= limits.same_work_ratio * without.quantile(0.1)
+    slow = enough & same_work & (with_it.quantile(0.5) >= limits.slow_compute_ratio * median)
+    count, alone_ns = with_it.count[slow], (median * with_it.count)[slow]
+    return _Slowed(
+        hidden_ns=int(np.rint(with_it.total[slow] - alone_ns).sum()),
+        alone_ns=float(alone_ns.sum()),
+        count=int(count.sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Lengths:
+    """Lengths of kernels by what they are, ns."""
+
+    sorted_ns: Int64
+    """By kind of kernel, then by length."""
+    first: Int64
+    """(kinds,) where each kind begins."""
+    count: Int64
+    """(kinds,)"""
+    total: Int64
+    """(kinds,)"""
+
+    @classmethod
+    def of(cls, kind: Int64, length: Int64, kinds: int) -> _Lengths:
+        count = np.bincount(kind, minlength=kinds)
+        first = np.cumsum(count) - count
+        ordered = length[np.lexsort((length, kind))]
+        before = np.append(0, np.cumsum(ordered))
+        return cls(sorted_ns=ordered, first=first, count=count, total=before[first + count] - before[first])
+
+    def quantile(self, q: float) -> NDArray[np.float64]:
+        """(kinds,) with linear interpolation, as `numpy.percentile` has it; 0 for a kind without kernels."""
+        if len(self.sorted_ns) == 0:
+            return np.zeros(len(self.count))
+        place = q * np.maximum(self.count - 1, 0)
+        low = np.floor(place).astype(np.int64)
+        last = len(self.sorted_ns) - 1
+        below = self.sorted_ns[np.minimum(self.first + low, last)]
+        above = self.sorted_ns[np.minimum(self.first + np.minimum(low + 1, np.maximum(self.count - 1, 0)), last)]
+        return np.where(self.count > 0, below + (above - below) * (place - low), 0.0)

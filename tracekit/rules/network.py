@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 import numpy as np
@@ -52,6 +53,13 @@ class StageImbalance:
         )
 
 
+def _median_without(ordered: Sequence[float], left_out: int) -> float:
+    """The median of sorted values but for the one at ``left_out``."""
+    n = len(ordered) - 1
+    low, high = (ordered[i + (i >= left_out)] for i in ((n - 1) // 2, n // 2))
+    return (low + high) / 2
+
+
 class SlowLink:
     """TK207: one group of ranks transfers slowly while nobody arrives late."""
 
@@ -71,24 +79,25 @@ class SlowLink:
                 capture_with="nsys 2024.6 or newer, nsys export --include-blobs=true",
             )
             return
-        slow = [(link, ratio) for link in known if (ratio := self._ratio(link, known, context)) is not None]
+        alike: dict[object, list[Link]] = {}
+        for link in known:
+            alike.setdefault((link.op, len(link.ranks), link.bytes, len(link.hosts)), []).append(link)
+        slow = [pair for links in alike.values() for pair in self._slow(links, context)]
         if slow:
             yield self._finding(context, slow)
 
-    def _ratio(self, link: Link, known: Sequence[Link], context: Context) -> float | None:
-        """Bus bandwidth over that of the peers, where it is low and not because of skew."""
-        peers = [
-            other.busbw_gbps
-            for other in known
-            if other is not link
-            and other.busbw_gbps
-            and (other.op, len(other.ranks), other.bytes) == (link.op, len(link.ranks), link.bytes)
-            and len(other.hosts) == len(link.hosts)
-        ]
-        if not peers or not link.busbw_gbps or link.wait_share > context.thresholds.skew_share:
-            return None
-        ratio = link.busbw_gbps / median(peers)
-        return ratio if ratio < context.thresholds.slow_link_ratio else None
+    def _slow(self, alike: Sequence[Link], context: Context) -> Iterator[tuple[Link, float]]:
+        """Of links that do the same work those with little of their peers' bus bandwidth, and not because of skew."""
+        bandwidths = sorted(link.busbw_gbps for link in alike if link.busbw_gbps)
+        if len(bandwidths) < 2:
+            return
+        for link in alike:
+            if not link.busbw_gbps or link.wait_share > context.thresholds.skew_share:
+                continue
+            own = bisect_left(bandwidths, link.busbw_gbps)
+            ratio = link.busbw_gbps / _median_without(bandwidths, own)
+            if ratio < context.thresholds.slow_link_ratio:
+                yield link, ratio
 
     def _finding(self, context: Context, slow: Sequence[tuple[Link, float]]) -> Finding:
         worst, ratio = min(slow, key=lambda pair: pair[1])

@@ -66,6 +66,12 @@ class Launched:
         at = np.searchsorted(self.at, t, side="left") - 1
         return np.where(at >= 0, self.order[np.maximum(at, 0)], NONE)
 
+    def last_on(self, stream: int, t: Int64) -> Int64:
+        """The operation on one stream launched last before each moment, or NONE."""
+        mine, at = self.by_stream[stream]
+        place = np.searchsorted(at, t, side="left") - 1
+        return np.where(place >= 0, mine[np.maximum(place, 0)], NONE)
+
     def nth_before(self, t: Int64, stream: Int64, back: Int64) -> Int64:
         """The operation on a stream that has ``back`` later ones launched before each moment, or NONE."""
         found = np.full(len(t), NONE, np.int64)
@@ -262,8 +268,8 @@ def host_waits(work: RankWork, thresholds: Thresholds) -> Held:
     choices = [np.where(event, direct, NONE), np.where(event & (direct == NONE), by_place, NONE)]
     choices.append(np.where(kind == STREAM_SYNC, on_stream, NONE))
     whole = np.where(kind == CONTEXT_SYNC, 0, NONE)
-    for each in launched.by_stream:
-        last = launched.nth_before(at, np.full(len(at), each), np.zeros(len(at), np.int64))
+    for each in launched.by_stream if (whole != NONE).any() else ():
+        last = launched.last_on(each, at)
         choices.append(np.where(whole != NONE, last, NONE))
     for choice in choices:
         fits = choice != NONE
