@@ -57,6 +57,7 @@ def test_whole_summary_counted_by_hand() -> None:
         "rank" + " " * 47 + "compute exposed ms  overlap",
         "   0  " + "█" * 26 + "▓" * 13 + "▞" + "·" * 3 + "     60.0       30.0     0.25",
         "   1  " + "█" * 35 + "▓" * 4 + "▞" + "·" * 3 + "     80.0       10.0     0.75",
+        "Lost, ms  ▓ unknown 20.0  · unknown 7.0",
         "",
         "Collectives, whole capture, mean a rank    in all  exposed ms  overlap  bus GB/s",
         "  all-gather 0x5f1c0d7e22aa9b04                 3        60.0     0.50       325",
@@ -265,6 +266,37 @@ def test_what_the_verdict_rests_on_when_verbose() -> None:
     ]
     text = plain(replace(analysis, ranks=tuple(ranks)), verbose=True)
     assert re.search(r"^  1 +\S+ +\S+ +1\.0 +100 % +1\.10× +25 %$", text, re.MULTILINE)
+
+
+def test_three_findings_lead_with_place_cost_and_advice() -> None:
+    """What, where, how much and what to do, before bars and tables; what costs nothing comes when asked for."""
+    analysis = make_analysis(simulate(), findings=some_findings())
+    text = plain(analysis)
+    block = text[text.index("Findings, costliest first") : text.index("█ compute")].splitlines()
+    wall = analysis.steady.account.wall_ns if analysis.steady else 0
+    assert block[1].startswith("1 error    TK201    3.0 ms")
+    assert f"  rank 2, every step; without it {(wall - 5 * MS) / MS:.1f} ms a step" in block
+    assert "  all ranks, every step" in block
+    assert "  Try  Call set_modules_to_forward_prefetch on each block, one block ahead." in block
+    assert "1 more finding with --verbose" in block
+    assert not any("TK902" in line for line in block)
+    assert "TK902" in plain(analysis, verbose=True)
+
+
+def test_advice_is_cut_at_a_sentence() -> None:
+    long = replace(some_findings()[0], fix=" ".join(f"Sentence number {i} ends here." for i in range(20)))
+    text = plain(make_analysis(simulate(), findings=(long,)))
+    # 3 lines of 73 characters hold 7 sentences of 28 or 29 and a space each.
+    flat = " ".join(text.split())
+    assert "Sentence number 6 ends here." in flat
+    assert "number 7" not in flat
+    assert "all advice: --verbose, or tracekit explain TK201" in text
+    assert "number 19" in plain(make_analysis(simulate(), findings=(long,)), verbose=True)
+
+
+def test_lost_time_is_named_by_cause() -> None:
+    # Rank 0 waits 20 and 10 of its 30 exposed ms in the steady steps, rank 1 0 and 5 of 10: mean (30 + 5) / 4.
+    assert "Lost, ms  ▓ unknown 11.2  ▚ peer_wait 8.8  · unknown 7.0\n" in plain(waiting_by_hand())
 
 
 def test_evidence_and_advice_when_verbose() -> None:

@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.metrics.accounting import total
-from tracekit.report.causes import FAMILIES, family_of_exposed, family_of_idle
+from tracekit.report.causes import FAMILIES, Family, family_of_exposed, family_of_idle
 from tracekit.report.theory import NO_STRATEGY
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
 from tracekit.report.words import Scale, clean, plural, runs
@@ -66,6 +66,8 @@ class Summary:
     """The ranks to show, in order of rank."""
     rest: str | None
     """One line for the ranks without a bar."""
+    causes: tuple[tuple[Family, str, float], ...]
+    """(family, cause, ns) of the lost time of a mean steady step, most first; () without steps."""
     headline: str
     lead: str
     notes: tuple[str, ...]
@@ -100,6 +102,7 @@ def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
         mean=mean,
         bars=tuple(shown),
         rest=_rest(rest),
+        causes=tuple(_lost_by_cause(analysis)),
         headline=headline,
         lead=lead,
         notes=tuple(notes(analysis, len(bars))),
@@ -140,6 +143,23 @@ def families_of(steps: Sequence[Step], account: Account) -> dict[str, float]:
         for family, ns in causes.items():
             totals[family] += part_ns * ns / known if known else 0.0
     return {key: ns for key, ns in totals.items() if ns > 0}
+
+
+def _lost_by_cause(analysis: Analysis) -> list[tuple[Family, str, float]]:
+    steps = [step for rank in analysis.ranks for step in steady_steps(analysis, rank)]
+    found: dict[tuple[str, str], int] = {}
+    for step in steps:
+        for causes, family_of in (
+            (step.exposed_comm_by_cause, family_of_exposed),
+            (step.exposed_copy_by_cause, lambda _: "copy"),
+            (step.idle_by_cause, family_of_idle),
+        ):
+            for cause, ns in causes.items():
+                key = family_of(cause), cause
+                found[key] = found.get(key, 0) + ns
+    families = {family.key: family for family in FAMILIES}
+    by_size = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return [(families[family], cause, ns / len(steps)) for (family, cause), ns in by_size]
 
 
 def _by_family(maps: Iterable[dict[str, int]], family_of: Callable[[str], str]) -> dict[str, int]:

@@ -12,21 +12,23 @@ from rich.text import Text
 from tracekit._version import __version__
 from tracekit.report import hang_views
 from tracekit.report.causes import FAMILIES, Family
-from tracekit.report.details import collective_rows, evidence_text, unknowns
+from tracekit.report.details import collective_rows, unknowns
+from tracekit.report.findings_text import finding_lines
 from tracekit.report.heat_text import heat_lines
 from tracekit.report.summary import Bar, Summary, summarise
 from tracekit.report.tables_text import fitted, rank_lines, size_lines
 from tracekit.report.theory import theory_lines, usage_words
 from tracekit.report.verdict import UNDECIDED
 from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
-from tracekit.results import Analysis, Finding, Replay, Severity
+from tracekit.report.wrapping import wrapped
+from tracekit.results import Analysis, Replay
 
 _NARROWEST = 40
 _WIDE = 60
 """From this width on there is room for compute beside the bars."""
 _SHORT_LIST = 3
 """How many findings, collectives and the like are listed without ``verbose``."""
-_SEVERITY_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "blue"}
+_CAUSES_SHOWN = 6
 
 
 def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, verbose: bool = False) -> str:
@@ -42,13 +44,13 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
         _verdict(summary, width),
         _parting(analysis, width, unicode),
         _identity(analysis, summary, width),
-        _bars(summary, width, unicode),
+        finding_lines(analysis, summary, width, verbose=verbose),
+        (*_bars(summary, width, unicode), *_causes(summary, width, unicode)),
         heat_lines(analysis, summary.scale, width, unicode) if verbose else (),
         rank_lines(analysis, summary.scale, width) if verbose else (),
         _collectives(analysis, width, verbose),
         size_lines(analysis, width) if verbose else (),
         _theory(analysis, width) if verbose else (),
-        _findings(analysis, summary, width, verbose),
         _what_if(analysis.replay, summary, width),
         _critical_path(analysis, summary, width) if verbose else (),
         _unknown(analysis, width, verbose),
@@ -81,32 +83,19 @@ def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, v
     return output.getvalue() if unicode else to_ascii(output.getvalue())
 
 
-def _wrapped(text: Text, width: int, indent: int = 0, first: Text | None = None) -> Iterator[Text]:
-    """Yield the text wrapped at words, lines after the first indented; ``first`` stands before the first line."""
-    console = Console(file=io.StringIO(), width=width)
-    lead = first or Text()
-    for i, line in enumerate(text.wrap(console, width - indent, overflow="fold")):
-        line.rstrip()
-        if i == 0 and first is not None:
-            lead.pad_right(max(0, indent - lead.cell_len))
-            yield Text.assemble(lead, line)
-        else:
-            yield Text.assemble(" " * indent if i or first is not None else "", line)
-
-
 def _job(summary: Summary, width: int) -> Iterator[Text]:
     text = Text.assemble(("tracekit", "bold"), f" {__version__} · {summary.job}")
     if summary.steps:
         text.append(f" · {summary.steps}")
-    yield from _wrapped(text, width)
+    yield from wrapped(text, width)
 
 
 def _verdict(summary: Summary, width: int) -> Iterator[Text]:
-    yield from _wrapped(Text(summary.headline, style="bold"), width)
+    yield from wrapped(Text(summary.headline, style="bold"), width)
     if summary.lead:
-        yield from _wrapped(Text(summary.lead), width)
+        yield from wrapped(Text(summary.lead), width)
     for note in summary.notes:
-        yield from _wrapped(Text(note, style="dim"), width)
+        yield from wrapped(Text(note, style="dim"), width)
 
 
 def _parting(analysis: Analysis, width: int, unicode: bool) -> Iterator[Text]:
@@ -115,7 +104,7 @@ def _parting(analysis: Analysis, width: int, unicode: bool) -> Iterator[Text]:
         return
     for line in hang_views.lines(analysis.hang, width=width, unicode=unicode):
         yield Text(line)
-    yield from _wrapped(Text("What each rank did last: tracekit hang CAPTURE...", style="dim"), width)
+    yield from wrapped(Text("What each rank did last: tracekit hang CAPTURE...", style="dim"), width)
 
 
 def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:
@@ -127,13 +116,13 @@ def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text
     text = Text.assemble((whole, "bold"), " = ")
     for i, (value, name) in enumerate(zip(shown, ("compute", "exposed comm", "copy", "idle"), strict=True)):
         text.append(" + " if i else "").append(value, style="bold").append(f" {name}")
-    yield from _wrapped(text, width, indent, Text(label))
+    yield from wrapped(text, width, indent, Text(label))
     facts = [f"overlap {ratio(mean.overlap_ratio)}" if mean.overlap_ratio is not None else "no communication"]
     if analysis.steady:
         facts.append(f"median {duration(analysis.steady.step_time_ns)}")
         facts.append(f"p95 {duration(analysis.steady.step_time_p95_ns)}")
     facts += usage_words(analysis)
-    yield from _wrapped(Text(" · ".join(facts)), width, indent, Text(" " * indent))
+    yield from wrapped(Text(" · ".join(facts)), width, indent, Text(" " * indent))
 
 
 def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
@@ -155,7 +144,7 @@ def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
         legend.pad_right(bar_width - legend.cell_len)
         yield Text.assemble(title, legend, tail)
     else:
-        yield from _wrapped(legend, width)
+        yield from wrapped(legend, width)
         yield Text.assemble(title, " " * bar_width, tail)
     longest = max(bar.wall_ns for bar in summary.bars)
     for bar in summary.bars:
@@ -165,7 +154,29 @@ def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
         painted = _bar(bar, families, bar_width, longest, unicode)
         yield Text.assemble(f"{bar.rank:>{label_width - 2}}  ", painted, figures, _mark(bar))
     if summary.rest:
-        yield from _wrapped(Text(summary.rest, style="dim"), width, label_width, Text(" " * label_width))
+        yield from wrapped(Text(summary.rest, style="dim"), width, label_width, Text(" " * label_width))
+
+
+def _causes(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
+    """Yield what the lost time of the bars is, by exact cause: the legend names only families."""
+    scale = summary.scale
+    shown = [(family, cause, ns) for family, cause, ns in summary.causes if ns * 2 >= scale.tick_ns]
+    if not shown:
+        return
+    named = [
+        Text.assemble((_glyph(family, unicode), family.ansi), f" {clean(cause, 40)} {scale.format(ns)}")
+        for family, cause, ns in shown[:_CAUSES_SHOWN]
+    ]
+    if len(shown) > len(named):
+        named.append(Text(f"{len(shown) - len(named)} more"))
+    line = Text(f"Lost, {scale.unit}  ")
+    indent = line.cell_len
+    for part in named:  # a glyph and its cause stay together
+        if line.cell_len > indent and line.cell_len + part.cell_len > width:
+            yield line
+            line = Text(" " * indent)
+        line.append_text(part).append("  ")
+    yield line
 
 
 def _cells(texts: Sequence[str], widths: Sequence[int]) -> str:
@@ -219,21 +230,7 @@ def _theory(analysis: Analysis, width: int) -> Iterator[Text]:
     if lines:
         yield Text("Sharding and efficiency", style="bold")
     for line in lines:
-        yield from _wrapped(Text(line), width, 2, Text("  "))
-
-
-def _findings(analysis: Analysis, summary: Summary, width: int, verbose: bool) -> Iterator[Text]:
-    findings = analysis.findings
-    if not findings:
-        return
-    yield Text("Findings, costliest first", style="bold")
-    shown = findings if verbose else findings[:_SHORT_LIST]
-    for number, finding in enumerate(shown, 1):
-        yield from _finding(number, finding, summary, width)
-        if verbose:
-            yield from _proof(finding, width)
-    if len(shown) < len(findings):
-        yield Text(f"{len(findings) - len(shown)} more with --verbose", style="dim")
+        yield from wrapped(Text(line), width, 2, Text("  "))
 
 
 def _critical_path(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:
@@ -251,13 +248,13 @@ def _critical_path(analysis: Analysis, summary: Summary, width: int) -> Iterator
         if ns
     ]
     whole = f"{summary.scale.with_unit(path.length_ns / steps)} = "
-    yield from _wrapped(Text(f"{whole}{' + '.join(parts)}"), width, 2, Text("  "))
+    yield from wrapped(Text(f"{whole}{' + '.join(parts)}"), width, 2, Text("  "))
     ranks = sorted(path.by_rank.items(), key=lambda pair: -pair[1])
     over = [f"rank {rank} {share(ns, path.length_ns)}" for rank, ns in ranks[:_SHORT_LIST] if ns]
-    yield from _wrapped(Text("over " + ", ".join(over)), width, 2, Text("  "))
+    yield from wrapped(Text("over " + ", ".join(over)), width, 2, Text("  "))
     for module, ns in path.by_module[:_SHORT_LIST]:
         name = clean(module) if module is not None else "outside of modules"
-        yield from _wrapped(Text(name), width, 12, Text(f"  {summary.scale.with_unit(ns / steps):>9} "))
+        yield from wrapped(Text(name), width, 12, Text(f"  {summary.scale.with_unit(ns / steps):>9} "))
 
 
 def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Text]:
@@ -270,32 +267,7 @@ def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Te
     for row in replay.what_if:
         rest = f"{share(abs(row.gain_ns), now)} {'less' if row.gain_ns >= 0 else 'more'}"
         head = Text.assemble("  ", (summary.scale.with_unit(row.step_time_ns), "bold"), f", {rest}: ")
-        yield from _wrapped(Text(row.change.replace(",", ", ")), width, head.cell_len, head)
-
-
-def _finding(number: int, finding: Finding, summary: Summary, width: int) -> Iterator[Text]:
-    cost = summary.scale.with_unit(finding.cost_ns) if finding.cost_ns is not None else "–"
-    part = share(finding.cost_ns, summary.mean.wall_ns) if finding.cost_ns is not None else ""
-    head = Text.assemble(
-        f"{number} ",
-        (f"{finding.severity.value:<8}", _SEVERITY_STYLE[finding.severity]),
-        f" {clean(finding.rule, 12):<5} {cost:>9} {part:>5}  ",
-    )
-    title = Text(clean(finding.title))
-    if head.cell_len > width // 2:
-        yield head
-        yield from _wrapped(title, width, 2, Text("  "))
-    else:
-        yield from _wrapped(title, width, head.cell_len, head)
-
-
-def _proof(finding: Finding, width: int) -> Iterator[Text]:
-    for evidence in finding.evidence:
-        metric, value, threshold = evidence_text(evidence)
-        text = Text.assemble(f"{metric}: ", (value, "bold"), f" (threshold {threshold})" if threshold else "")
-        yield from _wrapped(text, width, 4, Text("  · "))
-    if finding.fix:
-        yield from _wrapped(Text(clean(finding.fix, 2000)), width, 7, Text.assemble("  ", ("Try", "bold"), "  "))
+        yield from wrapped(Text(row.change.replace(",", ", ")), width, head.cell_len, head)
 
 
 def _unknown(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
@@ -306,7 +278,7 @@ def _unknown(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
     shown = lines if verbose else lines[:_SHORT_LIST]
     for what, how in shown:
         text = Text.assemble(what, (f": {how}", "cyan") if how else "")
-        yield from _wrapped(text, width, 2, Text("  "))
+        yield from wrapped(text, width, 2, Text("  "))
     if len(shown) < len(lines):
         yield Text(f"  {len(lines) - len(shown)} more with --verbose", style="dim")
 
@@ -320,6 +292,6 @@ def _warnings(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
     lines = list(dict.fromkeys(clean(line, 1000 if verbose else 200) for line in lines))
     shown = lines if verbose else lines[:_SHORT_LIST]
     for line in shown:
-        yield from _wrapped(Text(line, style="dim"), width, 2)
+        yield from wrapped(Text(line, style="dim"), width, 2)
     if len(shown) < len(lines):
         yield Text(f"{plural(len(lines) - len(shown), 'more note')} with --verbose", style="dim")
