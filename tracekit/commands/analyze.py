@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     help="Write the results as JSON; - for standard output, then nothing else is printed there.",
 )
 @click.option("--html", "html_path", metavar="FILE", help="Write a self-contained HTML report.")
+@click.option(
+    "--perfetto", "perfetto_path", metavar="FILE", help="Write a trace for Perfetto; gzipped if it ends in .gz."
+)
 @click.option("--steps", type=Numbers(), help="Only these steps, e.g. 2-5,8; they are then the steady ones.")
 @click.option("--ranks", type=Numbers(), help="Only these ranks, e.g. 0,4-7.")
 @click.option(
@@ -88,6 +91,7 @@ def analyze(
     captures: tuple[str, ...],
     json_path: str | None,
     html_path: str | None,
+    perfetto_path: str | None,
     allow_no_gpu: bool,
     fail_on: str | None,
     output: str,
@@ -101,15 +105,17 @@ def analyze(
     CAPTURE is an nsys SQLite export, an .nsys-rep (needs nsys), a folder of them, or a quoted glob pattern; several are
     taken as the ranks of one job.
     """
-    from tracekit.analysis import analyze as analyze_timeline
+    from tracekit.analysis import examine
     from tracekit.capture import find_captures, open_captures
     from tracekit.settings import find_settings
 
     settings = find_settings(Path.cwd())
     files = find_captures(captures)
-    check_outputs([path for path in (json_path, html_path) if path is not None and path != "-"], files)
-    if html_path == "-":
-        raise UsageError("--html: a report goes to a file, not to standard output", hint="Name a file.")
+    outputs = (json_path, html_path, perfetto_path)
+    check_outputs([path for path in outputs if path is not None and path != "-"], files)
+    for option, path, what in (("--html", html_path, "report"), ("--perfetto", perfetto_path, "trace")):
+        if path == "-":
+            raise UsageError(f"{option}: a {what} goes to a file, not to standard output", hint="Name a file.")
     if json_path == "-":
         if output not in ("text", "json"):
             raise UsageError(f"--json - and --format {output} both print", hint="Name a file for the JSON.")
@@ -118,10 +124,16 @@ def analyze(
     with progress(quiet) as (progressing, shown):
         timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
     with progress(quiet, "Measuring") as (progressing, _):
-        analysis = analyze_timeline(timeline, options, progressing=progressing)
-    if html_path and not analysis.ranks:
-        raise UsageError("--html: there is no GPU work to draw", hint="Use --json for the NVTX view.")
+        analysis, detail = examine(timeline, options, progressing=progressing)
+    for option, path in (("--html", html_path), ("--perfetto", perfetto_path)):
+        if path and not analysis.ranks:
+            raise UsageError(f"{option}: there is no GPU work to draw", hint="Use --json for the NVTX view.")
     wrote = _write_files(analysis, timeline, json_path, html_path)
+    if perfetto_path and detail is not None:
+        from tracekit.report.perfetto.trace import write_perfetto
+
+        size = write_perfetto(analysis, timeline, detail, options, Path(perfetto_path))
+        wrote.append((perfetto_path, size))
     if output != "text":
         write(_document(analysis, output))
     elif not quiet:

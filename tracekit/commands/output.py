@@ -25,7 +25,7 @@ def check_outputs(paths: Sequence[str], captures: Sequence[Path]) -> None:
         if any(os.path.realpath(path) == os.path.realpath(capture) for capture in captures):
             raise UsageError(f"{path}: this is the capture itself", hint="Name another file for the output.")
     if len(set(map(os.path.realpath, paths))) < len(paths):
-        raise UsageError("--json and --html name the same file", hint="Name two files.")
+        raise UsageError("two outputs name the same file", hint="Name a file for each.")
 
 
 @contextlib.contextmanager

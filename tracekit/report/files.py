@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from tracekit.errors import TracekitError
 
@@ -18,25 +20,39 @@ def write_whole(path: Path, content: bytes) -> int:
     Raises:
         TracekitError: the file cannot be written.
     """
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(content)
-        else:
-            _replace(Path(os.path.realpath(path)), content)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise TracekitError(f"cannot write {path}: {reason}", hint=_hint(path, error)) from error
+    with whole_file(path) as file:
+        file.write(content)
     return len(content)
 
 
-def _replace(path: Path, content: bytes) -> None:
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Do the same for what is written bit by bit: the file is in its place once the block has ended.
+
+    Raises:
+        TracekitError: the file cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as file:
+                yield file
+        else:
+            with _replacing(Path(os.path.realpath(path))) as file:
+                yield file
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TracekitError(f"cannot write {path}: {reason}", hint=_hint(path, error)) from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     if path.is_dir():
         raise IsADirectoryError(21, "it is a folder")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.", suffix=".part")
     part_path = Path(name)
     try:
         with os.fdopen(handle, "wb") as part:
-            part.write(content)
+            yield part
             part.flush()
             os.fsync(part.fileno())
         part_path.chmod(path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
