@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tracekit.report.words import Scale, clean, duration, ratio, share, size
@@ -125,9 +126,19 @@ def _value(value: float | int | str | None, unit: str) -> str:
 
 
 def unknowns(analysis: Analysis) -> list[tuple[str, str | None]]:
-    """Return what could not be told, each with what would tell it: remedies first, then skipped rules."""
+    """Return what could not be told, each with what would tell it: remedies first, then skipped rules by reason."""
     lines: list[tuple[str, str | None]] = [(clean(what), clean(how)) for what, how in analysis.remedies]
+    rules: dict[tuple[str, str | None], list[str]] = {}
     for skipped in analysis.skipped_rules:
-        how = f"capture with {clean(skipped.capture_with)}" if skipped.capture_with else None
-        lines.append((f"{clean(skipped.rule, 12)} skipped, {clean(skipped.reason)}", how))
+        rules.setdefault((skipped.reason, skipped.capture_with), []).append(clean(skipped.rule, 12))
+    for (reason, how), codes in rules.items():
+        what = f"{listed(dict.fromkeys(codes))} skipped, {clean(reason)}"
+        # A flag alone needs a verb before it.
+        lines.append((what, f"capture with {clean(how)}" if how and how.startswith("-") else how and clean(how)))
     return list(dict.fromkeys(lines))
+
+
+def listed(codes: Iterable[str]) -> str:
+    """``TK201, TK202 and TK203``."""
+    *others, last = codes
+    return f"{', '.join(others)} and {last}" if others else last
