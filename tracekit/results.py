@@ -305,6 +305,19 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One interval of one rank: the longest instance of what a finding is about."""
+
+    rank: int
+    step: int | None
+    """None without steps."""
+    start_ns: int
+    end_ns: int
+    cause: str
+    """As in the causes of exposed and idle time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What a rule reports: a claim, what it costs, the proof, and what to try."""
 
@@ -319,6 +332,8 @@ class Finding:
     """By how much a step gets shorter when mended, by replay; None without one."""
     evidence: tuple[Evidence, ...]
     fix: str
+    span: Span | None = None
+    """Where to look first; None where the finding is not about lost time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

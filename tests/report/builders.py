@@ -12,6 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tracekit.metrics.accounting import Covers
+from tracekit.metrics.activity import Activity
+from tracekit.metrics.bubbles import BubbleWindows, bubbles_of
+from tracekit.metrics.identity import rank_collectives
+from tracekit.metrics.labels import Vocabulary
+from tracekit.metrics.views import Detail, OpLabels, RankView
+from tracekit.metrics.waits import rank_waits
 from tracekit.results import (
     Account,
     Analysis,
@@ -175,6 +182,41 @@ def _empty_process(pid: int) -> Process:
         marks=(),
         syncs=Syncs(start=i64, end=i64, type=i8, stream=i64, call=i32),
     )
+
+
+def make_detail(analysis: Analysis, timeline: Timeline) -> Detail:
+    """What lies behind a hand-made analysis: bubbles whose causes are unknown, no labels, nothing matched.
+
+    Ranks beyond the timeline's share its last track.
+    """
+    last = timeline.ranks[-1]
+    tracks = [*timeline.ranks, *[last] * (len(analysis.ranks) - len(timeline.ranks))]
+    found = [
+        rank_collectives(timeline, track, Covers.of(track.ops), (rank.start_ns, rank.end_ns), {})
+        for track, rank in zip(tracks, analysis.ranks, strict=True)
+    ]
+    covers = [Covers.of(track.ops) for track in tracks]
+    waits = rank_waits(tracks, found, covers, ())
+    views = []
+    for track, rank, own, cover, waited in zip(tracks, analysis.ranks, found, covers, waits, strict=True):
+        process = timeline.processes[track.process]
+        none = np.full(len(track.ops), NONE, np.int64)
+        windows = BubbleWindows.of(rank.steps, (rank.start_ns, rank.end_ns))
+        views.append(
+            RankView(
+                rank=rank.rank,
+                names=timeline.names,
+                ops=track.ops,
+                process=process,
+                covers=cover,
+                main_stream=rank.main_stream,
+                collectives=own,
+                labels=OpLabels(phase=none, module=none, modules=(), step=none),
+                bubbles=bubbles_of(track.ops, cover, own, waited, windows),
+                activity=Activity.of(process, track.ops, timeline.names, Vocabulary((), np.empty(0, np.int64))),
+            )
+        )
+    return Detail(views=tuple(views), matched=(), waits=waits)
 
 
 def make_analysis(job: Job, *, steps: bool = True, findings: tuple[Finding, ...] = (), **changes: object) -> Analysis:

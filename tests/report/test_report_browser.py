@@ -13,6 +13,7 @@ from builders import (
     MS,
     by_hand,
     make_analysis,
+    make_detail,
     make_timeline,
     many_waiting,
     simulate,
@@ -26,7 +27,7 @@ from test_report_palette import contrast
 
 from tracekit.report.html import write_html
 from tracekit.report.palette import palette
-from tracekit.report.scene import MAX_EVENTS
+from tracekit.report.timeline.scene import MAX_EVENTS
 from tracekit.results import Analysis
 from tracekit.timeline import Timeline
 
@@ -79,7 +80,7 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Open]:
         **options: Any,
     ) -> Opened:
         path = tmp_path / "report.html"
-        write_html(analysis, timeline, path, max_events=max_events)
+        write_html(analysis, timeline, path, detail=make_detail(analysis, timeline), max_events=max_events)
         context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options)
         contexts.append(context)
         opened = Opened(context.new_page())
@@ -112,9 +113,9 @@ def pixel(page: Any, x: float, y: float) -> str:
 
 
 def at_share(share: float) -> float:
-    """X in the canvas of a share of the step: it spans 126 to width - 12, with half a percent more on either side."""
+    """X in the canvas of a share of the step: it spans 140 to width - 12, with half a percent more on either side."""
     width = 1280 - 2 * 24 - 2  # page padding and the card's border
-    return 126 + (share + 0.005) / 1.01 * (width - 12 - 126)
+    return 140 + (share + 0.005) / 1.01 * (width - 12 - 140)
 
 
 def shown(page: Any) -> str:
@@ -132,18 +133,18 @@ def test_opens_offline_without_a_complaint(open_report: Open) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_ledger_has_the_right_colours_in_the_right_places(open_report: Open, theme: str) -> None:
-    # Rank 0: compute 0-60 %, communication alone 60-90 %, a copy alone 90-93 %. The ledger lane spans y 32 to 58.
+    # Rank 0: compute 0-60 %, communication alone 60-90 %, a copy alone 90-93 %. The ledger lane spans y 52 to 78.
     page = open_report(make_analysis(by_hand()), make_timeline(by_hand()), color_scheme=theme).page
     colours = palette()[theme]
-    assert pixel(page, at_share(0.30), 40) == colours["pale"]
-    assert pixel(page, at_share(0.30), 57) == colours["compute"]
-    assert pixel(page, at_share(0.595), 40) == colours["pale"]
-    assert pixel(page, at_share(0.605), 34) == colours["comm"]
-    assert pixel(page, at_share(0.89), 34) == colours["comm"]
-    assert pixel(page, at_share(0.915), 40) == colours["copy"]
-    # The stream below it, y 61 to 76: the same kernel in the shade of a matrix product.
-    assert pixel(page, at_share(0.30), 74) == colours["matmul"]
-    assert pixel(page, at_share(0.70), 74) == colours["lane"]
+    assert pixel(page, at_share(0.30), 60) == colours["pale"]
+    assert pixel(page, at_share(0.30), 77) == colours["compute"]
+    assert pixel(page, at_share(0.595), 60) == colours["pale"]
+    assert pixel(page, at_share(0.605), 54) == colours["comm"]
+    assert pixel(page, at_share(0.89), 54) == colours["comm"]
+    assert pixel(page, at_share(0.915), 60) == colours["copy"]
+    # The stream below it, y 81 to 96: the same kernel in the shade of a matrix product.
+    assert pixel(page, at_share(0.30), 94) == colours["matmul"]
+    assert pixel(page, at_share(0.70), 94) == colours["lane"]
 
 
 def test_theme_button_repaints_canvas_and_charts(open_report: Open) -> None:
@@ -152,7 +153,7 @@ def test_theme_button_repaints_canvas_and_charts(open_report: Open) -> None:
     page.wait_for_selector(".plot .main-svg")
     page.click("#theme")
     page.wait_for_timeout(200)
-    assert pixel(page, at_share(0.30), 40) == palette()["dark"]["pale"]
+    assert pixel(page, at_share(0.30), 60) == palette()["dark"]["pale"]
     fills = page.evaluate(
         "[...document.querySelectorAll('[data-figure=collectives] .point path')].map(p => p.style.fill)"
     )
@@ -163,16 +164,19 @@ def test_theme_button_repaints_canvas_and_charts(open_report: Open) -> None:
 def test_keys_zoom_pan_and_return(open_report: Open) -> None:
     page = open_report(make_analysis(by_hand()), make_timeline(by_hand())).page
     page.focus("#canvas")
-    assert shown(page) == "101.0 ms shown"
+    assert shown(page) == "step 1 (median) · 101.0 ms shown"
     page.keyboard.press("w")
-    sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"^70\.70"))
+    sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"70\.70 ms"))
     for _ in range(3):
         page.keyboard.press("d")
     page.wait_for_timeout(100)
-    assert pixel(page, 1200, 40) != palette()["light"]["pale"]
+    # 70.7 ms around 150 ms, moved on by three times 18 %: 165 ms, in the exposed communication, is left of the middle.
+    start = 150 - 70.7 / 2 + 3 * 0.18 * 70.7
+    right = 1280 - 2 * 24 - 2 - 12
+    assert pixel(page, 140 + (165 - start) / 70.7 * (right - 140), 54) == palette()["light"]["comm"]
     page.keyboard.press("s")
     page.keyboard.press("0")
-    sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"^101\.0"))
+    sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"101\.0 ms"))
 
 
 def test_keys_select_and_the_live_region_reads(open_report: Open) -> None:
@@ -196,7 +200,7 @@ def test_keys_leave_buttons_alone(open_report: Open) -> None:
     page.focus("#theme")
     page.keyboard.press("w")
     page.wait_for_timeout(100)
-    assert shown(page) == "101.0 ms shown"
+    assert shown(page) == "step 1 (median) · 101.0 ms shown"
 
 
 def test_mouse_hovers_selects_measures_and_zooms(open_report: Open) -> None:
@@ -204,15 +208,15 @@ def test_mouse_hovers_selects_measures_and_zooms(open_report: Open) -> None:
     canvas = page.locator("#canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
-    page.mouse.move(box["x"] + at_share(0.75), box["y"] + 40)
-    assert page.inner_text("#tip").splitlines()[0] == "exposed comm · 30.00 ms"
-    page.mouse.move(box["x"] + at_share(0.3), box["y"] + 70)
+    page.mouse.move(box["x"] + at_share(0.75), box["y"] + 60)
+    assert page.inner_text("#tip").splitlines()[0] == "exposed communication · 30.00 ms"
+    page.mouse.move(box["x"] + at_share(0.3), box["y"] + 90)
     assert page.inner_text("#tip").splitlines()[0] == "ampere_bf16_s16816gemm_128x128 · 60.00 ms"
-    page.mouse.click(box["x"] + at_share(0.75), box["y"] + 40)
+    page.mouse.click(box["x"] + at_share(0.75), box["y"] + 60)
     assert "30.00 ms" in page.inner_text("#panel")
-    page.mouse.move(box["x"] + at_share(0.5), box["y"] + 40)
+    page.mouse.move(box["x"] + at_share(0.5), box["y"] + 60)
     page.mouse.down()
-    page.mouse.move(box["x"] + at_share(0.7), box["y"] + 40, steps=4)
+    page.mouse.move(box["x"] + at_share(0.7), box["y"] + 60, steps=4)
     page.mouse.up()
     # Half the step to 70 %: 10 ms of compute and 10 ms of exposed communication on rank 0, give or take a pixel.
     cells = page.locator("#panel tbody tr").first.locator("td").all_inner_texts()
@@ -221,7 +225,7 @@ def test_mouse_hovers_selects_measures_and_zooms(open_report: Open) -> None:
     page.keyboard.down("Control")
     page.mouse.wheel(0, -300)
     page.keyboard.up("Control")
-    sync_api.expect(page.locator("#where")).not_to_have_text(re.compile(r"^101\.0"))
+    sync_api.expect(page.locator("#where")).not_to_have_text(re.compile(r"101\.0 ms"))
     assert page.evaluate("scrollY") == before
     narrow = shown(page)
     page.mouse.wheel(0, 120)
@@ -235,7 +239,7 @@ def test_buttons_do_what_keys_do(open_report: Open) -> None:
     page.click("[data-do=in]")
     page.wait_for_timeout(100)
     assert shown(page) != whole
-    page.click("[data-do=whole]")
+    page.click("[data-do=median]")
     page.wait_for_timeout(100)
     assert shown(page) == whole
     tall = page.evaluate("document.querySelector('#canvas').clientHeight")
@@ -280,7 +284,7 @@ def test_hostile_names_do_nothing(open_report: Open) -> None:
         page.keyboard.press(key)
     canvas = page.locator("#canvas")
     canvas.scroll_into_view_if_needed()
-    canvas.hover(position={"x": 300, "y": 70})
+    canvas.hover(position={"x": 300, "y": 90})
     assert page.evaluate("window.hacked") is None
     assert page.locator("img").count() == 0
     assert "<img src=x" in page.inner_text("#panel")
@@ -295,10 +299,10 @@ def test_readable_without_script(open_report: Open) -> None:
         " = ", "="
     ).replace(" + ", "+")
     assert page.locator(".still svg path").first.is_visible()
-    for selector in ("#canvas", "#panel", "#theme", ".tools", ".patterns", ".timeline .legend"):
+    for selector in ("#canvas", "#overview", "#panel", "#theme", ".tools", ".patterns", ".timeline .legend"):
         assert not page.locator(selector).is_visible(), selector
     page.click("summary:has-text('The same as a table')")
-    assert page.locator("td:has-text('exposed comm')").first.is_visible()
+    assert page.locator("td:has-text('exposed communication')").first.is_visible()
 
 
 def test_print_is_light_with_the_still_picture(open_report: Open) -> None:
@@ -320,8 +324,8 @@ def test_occupancy_is_drawn_and_explained(open_report: Open) -> None:
     opened = open_report(*full(), max_events=12)
     canvas = opened.page.locator("#canvas")
     canvas.scroll_into_view_if_needed()
-    canvas.hover(position={"x": at_share(0.7), "y": 68})
-    assert "too short to keep one by one" in opened.page.inner_text("#tip")
+    canvas.hover(position={"x": at_share(0.7), "y": 110})
+    assert "not kept one by one" in opened.page.inner_text("#tip")
     assert opened.complaints == []
 
 
@@ -404,26 +408,31 @@ def test_waits_are_visible_among_the_parts_of_a_step(open_report: Open) -> None:
     assert opened.complaints == []
 
 
+def boxes_of(page: Any) -> list[dict[str, float]]:
+    return [point.bounding_box() for point in page.locator("[data-figure=waits] .point").all()]
+
+
 def test_a_cell_says_what_it_is_and_leads_to_the_timeline(open_report: Open) -> None:
-    # The timeline shows step 1; rank 0 is alone with its communication for 30 ms of it.
+    # Rank 0 is alone with its communication for 30 ms of each step.
     opened = open_report(waiting_by_hand(), make_timeline(by_hand()))
     page = opened.page
     to_patterns(page)
-    boxes = [point.bounding_box() for point in page.locator("[data-figure=waits] .point").all()]
-    middles = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
+    middles = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes_of(page)]
     page.mouse.move(*middles[0])
     page.wait_for_selector("[data-figure=waits] .hovertext")
     assert page.text_content("[data-figure=waits] .hovertext") == "rank 0, step 1: 20.0 ms"
     page.mouse.move(middles[1][0] - 3, middles[1][1])
     # A click is for the cell that the pointer was last seen over, and plotly looks only now and then.
     page.locator("[data-figure=waits] .hovertext", has_text="step 2").wait_for()
-    page.mouse.click(*middles[1])  # step 2: not in the timeline
-    page.wait_for_timeout(100)
-    assert "Nothing selected" in page.inner_text("#panel")
+    page.mouse.click(*middles[1])
+    page.locator("#canvas:focus").wait_for()
+    assert "in step 2" in page.inner_text("#panel")
+    to_patterns(page)
+    middles = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes_of(page)]
     page.mouse.move(middles[0][0] + 3, middles[0][1])
     page.locator("[data-figure=waits] .hovertext", has_text="step 1").wait_for()
     page.mouse.click(*middles[0])
-    page.locator("#canvas:focus").wait_for()
+    page.locator("#panel", has_text="in step 1").wait_for()
     assert "exposed comm" in page.inner_text("#panel")
     assert "30.00 ms" in page.inner_text("#panel")
     assert opened.complaints == []

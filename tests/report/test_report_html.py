@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ from builders import (
     Job,
     by_hand,
     make_analysis,
+    make_detail,
     make_timeline,
     many_waiting,
     simulate,
@@ -25,12 +27,19 @@ from builders import (
 )
 
 from tracekit.errors import TracekitError
-from tracekit.report.html import render_html, write_html
+from tracekit.report import html
+from tracekit.report.html import write_html
 from tracekit.report.palette import STATIC
+from tracekit.report.timeline.kept import HtmlDetail
 from tracekit.results import Analysis, Clock, Evidence, Finding, Module, Severity, SkippedRule
 from tracekit.timeline import Kind, Timeline
 
 HOSTILE = '</script></style><img src=x onerror="window.hacked=1"><b>\'"&amp;\u2028\u202e\x1b[31m{{ 7*7 }}'
+
+
+def render_html(analysis: Analysis, timeline: Timeline, **options: Any) -> str:
+    """The page with its timeline."""
+    return html.render_html(analysis, timeline, detail=make_detail(analysis, timeline), **options)
 
 
 class Page(HTMLParser):
@@ -71,15 +80,18 @@ class Page(HTMLParser):
             if self._in_cell:
                 self.rows[-1][-1] += data.strip()
 
+    def raw_block(self, id_: str) -> str:
+        return next(text for _, attrs, text in self.raw if attrs.get("id") == id_)
+
     def block(self, id_: str) -> Any:
-        return json.loads(next(text for _, attrs, text in self.raw if attrs.get("id") == id_))
+        return json.loads(self.raw_block(id_))
 
     @property
     def flat(self) -> str:
         return " ".join(self.text.split())
 
 
-def page_of(job: Job, analysis: Analysis | None = None, **options: int) -> Page:
+def page_of(job: Job, analysis: Analysis | None = None, **options: Any) -> Page:
     return Page(render_html(analysis or make_analysis(job), make_timeline(job), **options))
 
 
@@ -140,9 +152,10 @@ def test_policy_allows_exactly_what_the_page_holds() -> None:
     scripts = [text for tag, attrs, text in page.raw if tag == "script" and "type" not in attrs]
     styles = [text for tag, _, text in page.raw if tag == "style"]
     plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8")
+    code = zlib.decompress(base64.b64decode(page.raw_block("page-code"))).decode()
     assert rules == {
         "default-src": ["'none'"],
-        "script-src": [sha256(scripts[0]), sha256(plotly)],
+        "script-src": [sha256(scripts[0]), sha256(code), sha256(plotly)],
         "style-src": [sha256(styles[0]), sha256("")],
         "base-uri": ["'none'"],
         "form-action": ["'none'"],
@@ -200,7 +213,7 @@ def test_tables_counted_by_hand() -> None:
     assert ["0", "100.0", "60.0", "30.0", "3.0", "7.0", "0.25"] in rows  # rank 0
     assert ["2", "100.0", "70.0", "20.0", "3.0", "7.0", "0.50"] in rows  # step 2, mean over ranks
     assert ["all-gather", "0x5f1c0d7e22aa9b04", "2", "3", "403 MB", "120.0 ms", "60.0", "0.50", "325"] in rows
-    assert ["exposed comm", "0", "+60.0 ms", "30.0 ms"] in rows
+    assert ["exposed communication", "0", "+60.0 ms", "30.0 ms"] in rows
 
 
 def test_findings_with_cost_proof_and_advice() -> None:
@@ -231,21 +244,20 @@ def test_degraded_states_are_words_in_place() -> None:
     analysis = make_analysis(job)
     analysis = replace(analysis, ranks=tuple(replace(rank, clock=adrift) for rank in analysis.ranks))
     assert "Clocks cannot be aligned: each rank starts at its own step." in page_of(job, analysis).flat
-    empty = Page(render_html(make_analysis(job), replace(make_timeline(job), ranks=())))
+    empty = Page(html.render_html(make_analysis(job), make_timeline(job)))
     assert "No operations to draw" in empty.flat
     assert "undefined" not in no_steps + empty.flat
 
 
 def test_occupancy_is_told() -> None:
-    told = re.search(
-        r"The (\d+) longest operations one by one, the other (\d+) as occupancy",
-        page_of(simulate(), max_events=40).flat,
-    )
-    assert told
-    # A step of the job: 16 collectives, 48 kernels and the copy for the next step, on each of 4 ranks.
-    assert sum(map(int, told.groups())) == 4 * 65
-    assert int(told[1]) <= 40
-    assert "as occupancy" not in page_of(simulate()).flat
+    # A step of the job: 16 collectives and 48 kernels, on each of 4 ranks.
+    two_steps = page_of(simulate(), max_events=2 * 4 * 66).flat
+    assert re.search(r"Steps \d, \d of 6 in full, the rest as occupancy \(striped\)", two_steps)
+    assert re.search(r"--html-detail all keeps every event \(about \d+ kB\)", two_steps)
+    assert "The longest operations (from " in page_of(simulate(), max_events=40).flat
+    assert "No operations in full" in page_of(simulate(), level=HtmlDetail.SUMMARY).flat
+    for whole in (page_of(simulate()), page_of(simulate(), level=HtmlDetail.ALL, max_events=40)):
+        assert "as occupancy" not in whole.flat
 
 
 def test_a_capture_of_no_length() -> None:
@@ -258,16 +270,16 @@ def test_many_ranks_stay_one_page() -> None:
     text = render_html(make_analysis(job), make_timeline(job))
     assert len(text) < 2_000_000
     flat = Page(text).flat
-    assert "32 of 512 ranks" in flat
     assert "507 more ranks: " in flat
     assert "112 more: --json has them all." in flat
 
 
 def test_template_script_and_style_stay_under_60_kb() -> None:
-    page = render_html(make_analysis(by_hand()), make_timeline(by_hand()))
-    data = sum(len(text) for _, attrs, text in Page(page).raw if attrs.get("type"))
+    text = render_html(make_analysis(by_hand()), make_timeline(by_hand()))
+    page = Page(text)
+    data = sum(len(text) for _, attrs, text in page.raw if attrs.get("type"))
     assert data > 500_000  # the chart library, deflated
-    assert len(page.encode()) - data <= 60_000
+    assert len(text.encode()) - data + len(page.raw_block("page-code")) <= 60_000
 
 
 def test_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tracekit.errors import UsageError
 if TYPE_CHECKING:
     from tracekit.analysis import Options
     from tracekit.metrics.run import ModelFacts
+    from tracekit.metrics.views import Detail
     from tracekit.results import Analysis
     from tracekit.settings import Settings
     from tracekit.timeline import Timeline
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 @click.option("--html", "html_path", metavar="FILE", help="Write a self-contained HTML report.")
 @click.option(
     "--perfetto", "perfetto_path", metavar="FILE", help="Write a trace for Perfetto; gzipped if it ends in .gz."
+)
+@click.option(
+    "--html-detail",
+    type=click.Choice(["auto", "all", "summary"]),
+    default="auto",
+    show_default=True,
+    help="What the HTML report keeps event by event: up to a limit, all, or nothing.",
 )
 @click.option("--steps", type=Numbers(), help="Only these steps, e.g. 2-5,8; they are then the steady ones.")
 @click.option("--ranks", type=Numbers(), help="Only these ranks, e.g. 0,4-7.")
@@ -92,6 +100,7 @@ def analyze(
     json_path: str | None,
     html_path: str | None,
     perfetto_path: str | None,
+    html_detail: str,
     allow_no_gpu: bool,
     fail_on: str | None,
     output: str,
@@ -128,7 +137,7 @@ def analyze(
     for option, path in (("--html", html_path), ("--perfetto", perfetto_path)):
         if path and not analysis.ranks:
             raise UsageError(f"{option}: there is no GPU work to draw", hint="Use --json for the NVTX view.")
-    wrote = _write_files(analysis, timeline, json_path, html_path)
+    wrote = _write_files(analysis, timeline, detail, json_path, html_path, html_detail)
     if perfetto_path and detail is not None:
         from tracekit.report.perfetto.trace import write_perfetto
 
@@ -180,7 +189,12 @@ def _thresholds(given: tuple[str, ...]) -> dict[str, float]:
 
 
 def _write_files(
-    analysis: Analysis, timeline: Timeline, json_path: str | None, html_path: str | None
+    analysis: Analysis,
+    timeline: Timeline,
+    detail: Detail | None,
+    json_path: str | None,
+    html_path: str | None,
+    html_detail: str,
 ) -> list[tuple[str, int]]:
     """Write what is asked for; (path, bytes) of each file."""
     wrote: list[tuple[str, int]] = []
@@ -190,8 +204,10 @@ def _write_files(
         wrote.append((json_path, write_whole(Path(json_path), _document(analysis, "json"))))
     if html_path:
         from tracekit.report.html import write_html
+        from tracekit.report.timeline.kept import HtmlDetail
 
-        wrote.append((html_path, write_html(analysis, timeline, Path(html_path))))
+        size = write_html(analysis, timeline, Path(html_path), detail=detail, level=HtmlDetail(html_detail))
+        wrote.append((html_path, size))
     return wrote
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracekit.metrics.bubbles import Lost
+from tracekit.rules.exposed import WORDS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -30,6 +33,20 @@ FAMILIES = (
     Family(key="idle", label="idle", glyph="·", ascii_glyph=".", ansi="bright_black"),
 )
 """In the order in which a bar shows them."""
+
+_LABELS = {
+    "offload": "offload copy",
+    "input": "input copy",
+    "pageable": "pageable copy",
+    "launch_latency": "launch latency",
+    "sync_call": "synchronising call",
+    "allocator": "allocator",
+    "data_loading": "data loading",
+    "host_other": "host late, other work",
+    "dependency": "waits for another operation",
+}
+_UNKNOWN_OF = ("exposed communication", "exposed copy", "idle")
+"""By the term of the account (`Lost`) whose cause is unknown."""
 
 _EXPOSED_COMM = {
     "start_up": "wait",
@@ -67,3 +84,10 @@ def family_of_exposed(cause: str) -> str:
 def family_of_idle(cause: str) -> str:
     """Return the family of a cause of idle time; unknown causes are plain idle."""
     return _IDLE.get(cause, "idle")
+
+
+def label_of_cause(lost: int, cause: str) -> str:
+    """Return a cause in words; of unknown ones only the term of the account is said (``lost``, a `Lost`)."""
+    if cause == "unknown":
+        return _UNKNOWN_OF[lost]
+    return (WORDS if lost == Lost.EXPOSED_COMM else _LABELS)[cause]

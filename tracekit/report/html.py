@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +12,73 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tracekit._version import __version__
-from tracekit.report import details, hang_page, picture, words
+from tracekit.metrics.views import Detail
+from tracekit.report import details, hang_page, squeeze, words
 from tracekit.report.accounts import account_tables
 from tracekit.report.causes import FAMILIES
 from tracekit.report.figures import bandwidth_figure, collectives_figure, heat_figure, steps_figure
 from tracekit.report.files import write_whole
 from tracekit.report.heat import heat_maps
 from tracekit.report.palette import STATIC, stylesheet
-from tracekit.report.payload import columns, header, pack
 from tracekit.report.ranks import rank_rows
-from tracekit.report.scene import MAX_EVENTS, Scene, make_scene
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Summary, summarise
+from tracekit.report.timeline import picture
+from tracekit.report.timeline.kept import HtmlDetail
+from tracekit.report.timeline.notes import scene_notes
+from tracekit.report.timeline.payload import columns, header, pack
+from tracekit.report.timeline.scene import MAX_EVENTS, Scene, make_scene
 from tracekit.report.views import bar_views, finding_views, key_figures
 from tracekit.report.wait_views import wait_views
 from tracekit.results import Analysis
 from tracekit.timeline import Timeline
 
-SCRIPTS = ("unpack.js", "paint.js", "timeline.js", "input.js", "panel.js", "heat.js", "charts.js", "page.js")
+SCRIPTS = (
+    *(
+        f"timeline/{part}.js"
+        for part in ("unpack", "paint", "view", "overview", "lookup", "panel", "find", "links", "input")
+    ),
+    "heat.js",
+    "charts.js",
+    "page.js",
+)
 """Parts of the page's script, in the order in which they are joined."""
 CARDS = 3
 MAX_HEAT_ROWS, MAX_HEAT_COLUMNS = 64, 60
 """Rows and columns of a heat map, above which neighbours share one."""
 
 
-def write_html(analysis: Analysis, timeline: Timeline, path: Path, *, max_events: int = MAX_EVENTS) -> int:
-    """Write the report to ``path`` and return its size in bytes; operations beyond ``max_events`` become occupancy.
+def write_html(
+    analysis: Analysis,
+    timeline: Timeline,
+    path: Path,
+    *,
+    detail: Detail | None = None,
+    level: HtmlDetail = HtmlDetail.AUTO,
+    max_events: int = MAX_EVENTS,
+) -> int:
+    """Write the report to ``path`` and return its size in bytes; events beyond ``max_events`` become occupancy.
 
     Raises:
         TracekitError: the file cannot be written; nothing is left half written.
     """
-    return write_whole(path, render_html(analysis, timeline, max_events=max_events).encode("utf-8"))
+    page = render_html(analysis, timeline, detail=detail, level=level, max_events=max_events)
+    return write_whole(path, page.encode("utf-8"))
 
 
-def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX_EVENTS) -> str:
-    """Return the report as one HTML document."""
+def render_html(
+    analysis: Analysis,
+    timeline: Timeline,
+    *,
+    detail: Detail | None = None,
+    level: HtmlDetail = HtmlDetail.AUTO,
+    max_events: int = MAX_EVENTS,
+) -> str:
+    """Return the report as one HTML document; without ``detail`` it has no timeline."""
     summary = summarise(analysis)
-    scene = make_scene(analysis, timeline, summary, max_events)
+    scene = None
+    if detail is not None:
+        scene = make_scene(analysis, timeline, detail, summary, level=level, max_events=max_events)
     rows = details.collective_rows(analysis)
     sizes = details.size_rows(analysis)
     maps = heat_maps(analysis, max_rows=MAX_HEAT_ROWS, max_columns=MAX_HEAT_COLUMNS)
@@ -80,6 +109,7 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         ranks=rank_rows(analysis, summary.scale),
         picture=picture.picture(scene) if scene else (),
         area=picture,
+        scene_notes=scene_notes(scene) if scene else (),
         streams=picture.stream_rows(scene) if scene else (),
         bubbles=picture.bubble_rows(scene) if scene else (),
         collectives=rows,
@@ -87,16 +117,17 @@ def render_html(analysis: Analysis, timeline: Timeline, *, max_events: int = MAX
         unknowns=details.unknowns(analysis),
         accounts=account_tables(analysis),
     )
-    styles = ["style.css"] + ["hang.css"] * (analysis.hang is not None)
-    style = Markup(stylesheet() + "".join(map(_squeezed_style, styles)) + sheet.css())
-    script = Markup("\n".join(["(() => {", "'use strict';", *map(_squeezed, SCRIPTS), "})();"]))
+    styles = ["style.css", "timeline.css"] + ["hang.css"] * (analysis.hang is not None)
+    style = Markup(stylesheet() + "".join(squeeze.style(_static(name)) for name in styles) + sheet.css())
+    boot = Markup(squeeze.script(_static("boot.js")))
+    code = "(()=>{'use strict';" + squeeze.script("\n".join(map(_static, SCRIPTS))) + "})();"
     return environment.get_template("page.html.j2").render(
-        policy=_policy(style, script, plotly),
+        policy=_policy(style, boot, code, plotly),
         title=_title(summary),
         style=style,
-        script=script,
+        script=boot,
         body=Markup(body),
-        data=_data_blocks(scene, figures, plotly),
+        data=_data_blocks(scene, figures, code, plotly),
     )
 
 
@@ -123,23 +154,16 @@ def _environment() -> Environment:
     return environment
 
 
-def _squeezed(name: str) -> str:
-    """Return a static file without indentation and without lines that are only a comment."""
-    lines = (line.strip() for line in (STATIC / name).read_text("utf-8").splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("//"))
+def _static(name: str) -> str:
+    return (STATIC / name).read_text("utf-8")
 
 
-def _squeezed_style(name: str) -> str:
-    """Return the style sheet also without the spaces around its punctuation."""
-    return re.sub(r"(?<=[:;,{}])\s+|\s+(?={)|;\s*(?=})", "", _squeezed(name))
-
-
-def _policy(style: str, script: str, plotly: str | None) -> str:
+def _policy(style: str, boot: str, code: str, plotly: str | None) -> str:
     """Return the content security policy: nothing but the page's own style and scripts, each by its hash.
 
     The chart library adds an empty style element and fills it through the object model, hence the hash of nothing.
     """
-    scripts = " ".join(_hash(text) for text in (script, plotly) if text is not None)
+    scripts = " ".join(_hash(text) for text in (boot, code, plotly) if text is not None)
     styles = " ".join(_hash(text) for text in (style, "") if text or plotly)
     return f"default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
 
@@ -148,9 +172,14 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
 
 
-def _data_blocks(scene: Scene | None, figures: dict[str, Any], plotly: str | None) -> list[tuple[str, str, Markup]]:
+def _data_blocks(
+    scene: Scene | None, figures: dict[str, Any], code: str, plotly: str | None
+) -> list[tuple[str, str, Markup]]:
     """Return the page's data as (id, type, content): scripts that browsers do not run."""
-    blocks = [("figures-data", "application/json", _json(figures))]
+    blocks = [
+        ("page-code", "text/plain", Markup(pack(code.encode("utf-8")))),
+        ("figures-data", "application/json", _json(figures)),
+    ]
     if scene:
         blocks.append(("scene-data", "application/json", _json(header(scene))))
         blocks.append(("scene-columns", "text/plain", Markup(columns(scene))))

@@ -22,6 +22,7 @@ from tracekit.results import (
     Rank,
     Replay,
     Sharding,
+    Span,
     Step,
     Straggler,
 )
@@ -341,4 +342,15 @@ def _finding(finding: Finding) -> dict[str, Any]:
             {"metric": e.metric, "value": e.value, "unit": e.unit, "threshold": e.threshold} for e in finding.evidence
         ],
         "fix": finding.fix,
+        "span": None if finding.span is None else _span(finding.span),
+    }
+
+
+def _span(span: Span) -> dict[str, Any]:
+    return {
+        "rank": span.rank,
+        "step": span.step,
+        "start_ns": span.start_ns,
+        "end_ns": span.end_ns,
+        "cause": span.cause,
     }

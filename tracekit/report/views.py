@@ -121,6 +121,8 @@ class FindingView:
     """A finding as text."""
 
     rule: str
+    which: int
+    """Of the findings of this rule, counted from 1."""
     severity: str
     shape: str
     who: str
@@ -136,10 +138,14 @@ class FindingView:
 
 def finding_views(analysis: Analysis, summary: Summary, sheet: Sheet) -> list[FindingView]:
     """Return all findings, in the analysis' order."""
-    return [_finding(finding, analysis, summary, sheet) for finding in analysis.findings]
+    rules = [finding.rule for finding in analysis.findings]
+    return [
+        _finding(finding, 1 + rules[:i].count(finding.rule), analysis, summary, sheet)
+        for i, finding in enumerate(analysis.findings)
+    ]
 
 
-def _finding(finding: Finding, analysis: Analysis, summary: Summary, sheet: Sheet) -> FindingView:
+def _finding(finding: Finding, which: int, analysis: Analysis, summary: Summary, sheet: Sheet) -> FindingView:
     wall = summary.mean.wall_ns
     portion = min(1.0, (finding.cost_ns or 0) / wall) if wall else 0.0
     if not finding.ranks:
@@ -150,6 +156,7 @@ def _finding(finding: Finding, analysis: Analysis, summary: Summary, sheet: Shee
         who = f"{'rank' if len(finding.ranks) == 1 else plural(len(finding.ranks), 'rank') + ':'} {runs(finding.ranks)}"
     return FindingView(
         rule=clean(finding.rule, 12),
+        which=which,
         severity=finding.severity.value,
         shape=_SHAPES[finding.severity],
         who=who,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tracekit.errors import UsageError
 from tracekit.results import Finding, Severity, SkippedRule
@@ -108,9 +109,10 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
     found: list[Finding] = []
     skipped: list[SkippedRule] = []
     for rule in RULES:
+        context.ledger.claimed_at()  # of a rule that claimed and did not report
         for result in rule.check(context):
             if isinstance(result, Finding):
-                found.append(result)
+                found.append(replace(result, span=result.span or context.ledger.claimed_at()))
             else:
                 skipped.append(result)
         release()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.bubbles import Lost
+from tracekit.metrics.bubbles import CAUSES, Lost
 from tracekit.metrics.views import RankView
-from tracekit.results import Account, Rank, Steady
+from tracekit.results import Account, Rank, Span, Steady
+from tracekit.timeline import NONE
 
 Bool = NDArray[np.bool_]
 Pick = Callable[[RankView], Bool]
@@ -33,10 +34,12 @@ class Ledger:
         kept = frozenset(steady.steps if steady else ())
         self._steps = [sum(step.step in kept for step in rank.steps) if steady else 1 for rank in ranks]
         self._claimed = dict.fromkeys(Lost, 0)
+        self._last: Span | None = None
 
     def claim(self, pick: Pick, at_most_ns: int | None = None) -> int:
         """Claim what is left of the picked bubbles, or at most so much a step, taken evenly; ns a step."""
         masks = [pick(view) for view in self._views]
+        self._last = self._longest(masks)
         whole = self._sum(masks)
         share = 1.0 if at_most_ns is None or sum(whole.values()) <= at_most_ns else at_most_ns / sum(whole.values())
         claimed = 0
@@ -47,6 +50,31 @@ class Ledger:
         for left, mask in zip(self._left, masks, strict=True):
             left[mask] -= np.ceil(left[mask] * share).astype(np.int64)
         return claimed
+
+    def claimed_at(self) -> Span | None:
+        """The longest bubble of what was claimed since the last time that this was asked; None where nothing was."""
+        span, self._last = self._last, None
+        return span
+
+    def _longest(self, masks: Sequence[Bool]) -> Span | None:
+        """The longest of the picked bubbles that nobody has claimed a part of."""
+        best: tuple[int, RankView, int] | None = None
+        for view, left, mask in zip(self._views, self._left, masks, strict=True):
+            free = np.where(mask & (left == view.bubbles.ns), left, 0)
+            row = int(np.argmax(free)) if len(free) else 0
+            if len(free) and free[row] > (best[0] if best else 0):
+                best = int(free[row]), view, row
+        if best is None:
+            return None
+        bubbles, row = best[1].bubbles, best[2]
+        step = int(bubbles.step[row])
+        return Span(
+            rank=best[1].rank,
+            step=step if step != NONE else None,
+            start_ns=int(bubbles.start[row]),
+            end_ns=int(bubbles.end[row]),
+            cause=CAUSES[Lost(int(bubbles.lost[row]))][int(bubbles.cause[row])],
+        )
 
     def left(self, pick: Pick) -> int:
         """What is left of the picked bubbles, ns a step."""

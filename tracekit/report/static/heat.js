@@ -19,17 +19,19 @@ function readableOn(rgb) {
   return .2126 * r + .7152 * g + .0722 * b > .179 ? "#000" : "#fff";
 }
 
-// A cell of the step that the timeline shows leads to the rank's longest stretch without compute.
+// A cell leads to the rank's longest bubble in that step.
 function visitCell(timeline, layout, point) {
   const {ranks, steps} = layout.meta, number = ranks[Math.round(point.data.base[point.pointIndex] + .5)];
-  if (!timeline || steps[point.x] !== timeline.scene.step) return;
-  const rank = timeline.scene.ranks.find(candidate => candidate.rank === number);
-  if (!rank) return;
-  const {start, end, code} = rank.ledger, compute = timeline.scene.families.findIndex(family => family.key === "compute");
-  const bubbles = [...code.keys()].filter(i => code[i] !== compute).sort((a, b) => end[b] - start[b] - end[a] + start[a]);
-  if (!bubbles.length) return;
-  select(timeline, {lane: rank.ledger, i: bubbles[0]});
-  fitSelection(timeline);
-  byId("timeline").scrollIntoView();
-  timeline.canvas.focus({preventScroll: true});
+  const rank = timeline && timeline.scene.ranks.find(candidate => candidate.rank === number), step = rank && rank.steps.find(s => s.number === steps[point.x]);
+  if (!step) return;
+  const {start, end, cause} = rank.ledger;
+  let best = -1;
+  for (let i = firstAfter(rank.ledger, step.start); i < start.length && start[i] < step.end; i++) {
+    if (cause[i] && !(end[i] - start[i] <= end[best] - start[best])) best = i;
+  }
+  showStep(timeline, step.number);
+  if (best >= 0) {
+    reveal(timeline, rank.ledger);
+    visit(timeline, {lane: rank.ledger, i: best});
+  }
 }

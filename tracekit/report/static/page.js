@@ -28,9 +28,10 @@ function listenToPage() {
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(fold => { fold.open = true; }));
 }
 
-function withoutTimeline(why) {
-  root.classList.add("no-canvas");
-  byId("panel").replaceChildren(element("h3", "The timeline cannot be drawn"), element("p", why));
+// Long lanes are summed up for frames that show all of them while the reader still reads.
+function prepare(lanes) {
+  const idle = window.requestIdleCallback || (act => setTimeout(act, 50)), lane = lanes.pop();
+  if (lane) idle(() => { if (!lane.groups) groupsOf(lane); prepare(lanes); });
 }
 
 async function start() {
@@ -38,14 +39,17 @@ async function start() {
   themeChanged();
   watchCharts();
   if (!byId("scene-data")) return;
-  if (!("DecompressionStream" in window)) { withoutTimeline("This browser lacks DecompressionStream. The table below has the figures."); return; }
+  await new Promise(done => requestAnimationFrame(() => setTimeout(done))); // the text first
   shown = makeTimeline(await readScene());
   arrange(shown);
   showCollapsed(shown);
-  showSelection(shown);
   listen(shown);
+  listenToOverview(shown);
+  listenToAddress(shown);
   addEventListener("resize", shown.schedule);
   draw(shown);
+  if (!goTo(shown, location.hash)) showSelection(shown);
+  prepare(shown.scene.ranks.flatMap(rank => [rank.ledger, ...rank.lanes]).filter(lane => lane.start.length > 4096));
 }
 
 start();
