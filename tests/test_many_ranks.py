@@ -164,7 +164,9 @@ def test_every_exposed_nanosecond_has_a_cause(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_findings_never_claim_more_than_the_exposed_time(name):
-    claimed = [f.cost_ns for f in analysis(name).findings if f.rule[:3] in ("TK1", "TK2") and f.cost_ns is not None]
+    """TK113's cost lies in compute time."""
+    about = [f for f in analysis(name).findings if f.rule[:3] in ("TK1", "TK2") and f.rule != "TK113"]
+    claimed = [f.cost_ns for f in about if f.cost_ns is not None]
     assert min(claimed, default=0) >= 0
     assert sum(claimed) <= analysis(name).steady.account.exposed_comm_ns
 

@@ -387,3 +387,25 @@ def test_hundreds_of_communicators_are_not_compared_with_one_another():
     assert len(found.collectives) == 700
     waited = sum(max(a.values()) - t for a, _ in told for t in a.values())
     assert 0.9 * waited < sum(rank.wait_caused_ns for rank in found.ranks) * len(found.ranks) <= waited
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_last_by_chance_take_no_turns(seed):
+    """GIVEN kernels that take 600 us, 2 % (one standard deviation) more or less: of 16 ranks one is always last.
+
+    THEN nobody is named, although all wait: the last of a step computes hardly longer than the others.
+    """
+    lots, job = np.random.default_rng(seed), Job(16)
+    lock_step(job, compute=lambda *_: int(600_000 * lots.normal(1, 0.02)), transfer=50_000)
+    found = tracekit.analyze(job.timeline())
+    waited = sum(step.exposed_comm_by_cause.get("peer_wait", 0) for rank in found.ranks for step in rank.steps)
+    assert waited > 0.02 * sum(step.account.wall_ns for rank in found.ranks for step in rank.steps)
+    assert found.stragglers == ()
+
+
+def test_one_slow_step_is_not_persistent():
+    """GIVEN rank 2 slow by 2 ms in one layer of one step of eight, and never else."""
+    job = Job(4)
+    lock_step(job, compute=lambda r, s, layer: 600_000 + 2_000_000 * ((r, s, layer) == (2, 4, 1)))
+    (found,) = tracekit.analyze(job.timeline()).stragglers
+    assert (found.rank, found.verdict, found.cause) == (2, "undecided", "unknown")

@@ -228,7 +228,10 @@ def why_rotating(arrivals: Arrivals, matrix: StepMatrix, thresholds: Thresholds)
         others = others[others != row]
         wait = float(caused[row] / matrix.others()[step])
         late += wait
-        by_compute += min(max(_excess(matrix.compute[:, step], row, others), 0.0), wait)
+        compute = matrix.compute[:, step]
+        # Kernels take a little longer now on one rank, now on another: somebody is always last.
+        if compute[row] >= thresholds.slow_compute_ratio * np.nanmedian(compute[others]):
+            by_compute += min(max(_excess(compute, row, others), 0.0), wait)
         idle = min(max(_excess(idle_before[:, step], row, others), 0.0), wait)
         by_idle += idle
         by_data += min(max(_excess(data_before[:, step], row, others), 0.0), idle)

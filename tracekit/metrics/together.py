@@ -205,6 +205,11 @@ def _held_by_all(by_rank: Sequence[Sequence[Step]], numbers: Sequence[int]) -> t
     return tuple(number for number in numbers if all(number in mine for mine in held)) or tuple(numbers)
 
 
+def _in_one_step(caused: NDArray[np.float64]) -> bool:
+    """Whether most of what was waited for a rank, ns by step, fell in one step of many: that is an incident."""
+    return len(caused) > 2 and bool(2 * caused.max() > caused.sum())
+
+
 def blame(
     timeline: Timeline,
     measured: Sequence[RankMeasures],
@@ -244,6 +249,8 @@ def blame(
         cause = lateness.cause
         if cause == "unknown" and lateness.launch_share is None:
             verdict = "undecided"  # without launch rows a late launch cannot be told from nothing at all
+        if cause == "unknown" and _in_one_step(counted.caused[row]):
+            verdict = "undecided"
     elif verdict == "rotating":
         cause = why_rotating(counted, matrix, thresholds)
     rows = suspicion.ranks if cause != SILENT else ()
