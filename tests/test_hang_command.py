@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from pathlib import Path
@@ -170,6 +171,18 @@ def test_unreadable(tmp_path):
         result = run(tmp_path / path)
         assert result.exit_code == 3
         assert len(result.stderr.splitlines()) == 2
+
+
+def test_what_is_neither_a_capture_nor_a_dump_is_called_so(tmp_path):
+    whole = pickle.dumps({"version": "2.4", "entries": []}, protocol=2)
+    for name, content in (("trace_0.gz", gzip.compress(whole)), ("trace_1", whole[:1]), ("trace_2", b"[]")):
+        (tmp_path / name).write_bytes(content)
+        result = run(tmp_path / name)
+        assert result.exit_code == 3
+        assert "neither a capture nor a dump" in result.stderr
+    result = run(tmp_path)
+    assert result.exit_code == 3
+    assert "no captures and no dumps" in result.stderr
 
 
 def test_names_cannot_steer_the_terminal(tmp_path):

@@ -289,6 +289,36 @@ def test_a_few_bytes_that_ask_for_gigabytes(tmp_path):
         load_dump(path)
 
 
+BOMB: list[object] = [8]
+for _ in range(60):
+    BOMB = [BOMB, BOMB]  # a few hundred bytes as a pickle, 2 ** 60 numbers as text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [BOMB, [[1 << 40, [0]]], [["x", 1 << 33]], 10**5000, [[10**5000] * 64]],
+    ids=["lists", "long list", "long text", "number", "product"],
+)
+@pytest.mark.parametrize(
+    "key", ["profiling_name", "state", "record_id", "input_sizes", "input_dtypes", "frames", "is_p2p", "pg_status"]
+)
+def test_values_that_would_grow_without_end(tmp_path, key, value):
+    status = {"0": {"last_completed_collective": value}} if key == "pg_status" else {}
+    path = dump(tmp_path / "trace_0", [entry(1, state=None) | {key: value}], pg_status=status, rank=value)
+    evidence = read_dumps([path])
+    assert [rank.rank for rank in evidence.ranks] == [0]
+    assert diagnose(evidence, DEFAULT).verdict
+
+
+def test_names_that_would_grow_without_end(tmp_path):
+    group = dump(tmp_path / "group_0", [entry(1, group=(BOMB, BOMB))])
+    assert len(read_dumps([group]).ranks[0].entries) == 0
+    config = {"0": {"name": BOMB, "desc": BOMB, "ranks": BOMB}}
+    assert len(read_dumps([dump(tmp_path / "config_0", [entry(1)], config=config)]).ranks[0].entries) == 1
+    with pytest.raises(CaptureError, match="version"):
+        read_dumps([dump(tmp_path / "version_0", [entry(1)], version=BOMB)])
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tracekit.evidence import Evidence
     from tracekit.results import Hang
 
+WHAT_CAN_BE_READ = (
+    "An nsys SQLite export, an .nsys-rep, or a dump of PyTorch's flight recorder such as nccl_trace_rank_3, uncompressed."
+)
+
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="CAPTURE_OR_DUMP...")
@@ -67,11 +71,29 @@ def _sorted_out(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     captures: list[Path] = []
     for path in paths:
         if path in others:
-            captures += find_captures([path])
+            captures += _named(path)
         elif Path(path) not in dumps:
             with suppress(CaptureError):  # there are dumps, so there need be no captures
                 captures += [found for found in find_captures([path]) if found.suffix in SUFFIXES]
     return dumps, captures
+
+
+def _named(path: str) -> list[Path]:
+    """The captures that a path without dumps names."""
+    from tracekit.capture import SUFFIXES, find_captures
+    from tracekit.readers.database import MAGIC
+
+    try:
+        found = find_captures([path])
+    except CaptureError as error:
+        if not Path(path).is_dir():
+            raise
+        raise CaptureError(f"{path}: no captures and no dumps in this folder", hint=WHAT_CAN_BE_READ) from error
+    for file in found:
+        with suppress(OSError), file.open("rb") as opened:  # what cannot be read is said by who reads it
+            if file.suffix not in SUFFIXES and opened.read(len(MAGIC)) != MAGIC:
+                raise CaptureError(f"{file}: neither a capture nor a dump", hint=WHAT_CAN_BE_READ)
+    return found
 
 
 def _evidence(dumps: Sequence[Path], captures: Sequence[Path], step_marker: str | None, quiet: bool) -> Evidence:

@@ -18,6 +18,8 @@ PICKLE_START = b"\x80"
 LARGEST_PROTOCOL = 5
 LARGEST_FILE = 4 << 30
 NEAR = 1 << 16
+READ_AHEAD = 1 << 17
+"""Bytes that the unpickler gets at once. From a file that cannot be peeked at it takes each value by itself."""
 ROOM = 1 << 30
 ROOM_PER_BYTE = 64
 """Memory that loading one file may take: so much, and so much for each of its bytes."""
@@ -114,7 +116,7 @@ def load_dump(path: Path) -> dict[str, Any]:
     return data
 
 
-COPY_AGAIN = "Copy it again; a job that is killed while it writes leaves half a file."
+COPY_AGAIN = "Copy it again, or leave it out: a job that is killed while it writes leaves half a file."
 WHAT_IS_ONE = "torch writes one a rank where TORCH_NCCL_DEBUG_INFO_TEMP_FILE says, such as nccl_trace_rank_3."
 
 
@@ -125,7 +127,7 @@ class Plain(pickle.Unpickler):
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
-        super().__init__(io.BytesIO(content))
+        super().__init__(io.BufferedReader(io.BytesIO(content), READ_AHEAD))
         self.path = path
 
     def find_class(self, module: str, name: str) -> Any:

@@ -162,7 +162,8 @@ def _notes(dumps: Sequence[Dump]) -> tuple[str, ...]:
     if len(versions) > 1:
         notes.append(f"the dumps are of different versions: {', '.join(sorted(versions))}")
     if wrapped := sum(dump.wrapped for dump in dumps):
-        notes.append(f"the ring buffer of {wrapped:,} ranks has lost its early entries (TORCH_FR_BUFFER_SIZE)")
+        noun = "rank" if wrapped == 1 else "ranks"
+        notes.append(f"the ring buffer of {wrapped:,} {noun} has lost its early entries (TORCH_FR_BUFFER_SIZE)")
     return tuple(notes)
 
 

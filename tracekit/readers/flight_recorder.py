@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from math import prod
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -95,9 +94,9 @@ def read_dump(path: Path) -> Dump:
     """Read one dump. Raises `CaptureError` for what is none or cannot be read."""
     data = load_dump(path)
     version = data.get("version")
-    if version is not None and not re.match(r"2\.\d", str(version)):
+    if version is not None and not re.match(r"2\.\d", _text(version) or ""):
         raise CaptureError(
-            f"{path}: a dump of version {str(version)[:20]}; 2.x can be read",
+            f"{path}: a dump of version {(_text(version) or 'that is no text')[:20]}; 2.x can be read",
             hint="torch 2.4 and later write 2.x. Update tracekit for dumps of a newer torch.",
         )
     entries = [entry for entry in data.get("entries", []) if isinstance(entry, dict)]
@@ -111,7 +110,7 @@ def read_dump(path: Path) -> Dump:
         path=str(path),
         rank=rank,
         rank_source=source,
-        version=None if version is None else str(version),
+        version=_text(version),
         groups=tuple(rows.groups),
         names=tuple(rows.names),
         columns=rows.columns(),
@@ -174,7 +173,7 @@ class Rows:
     def _point_to_point(self, members: list[dict[str, Any]]) -> None:
         state = max(self._state(m, None) for m in members)
         for member in members:
-            peers = PEERS.search(str(member.get("profiling_name")))
+            peers = PEERS.search(_text(member.get("profiling_name")) or "")
             if self.wrapped or peers is None:
                 self.passed_over += self._op(member.get("profiling_name")) != GROUP_END
                 continue
@@ -187,7 +186,7 @@ class Rows:
             self._rows.append((group, seq, *names, state))
 
     def _group(self, told: Any) -> int:
-        name, description = str(told[0])[:LONGEST_NAME], str(told[1])[:LONGEST_NAME] if len(told) > 1 else ""
+        name, description = _text(told[0]) or "", (_text(told[1]) or "") if len(told) > 1 else ""
         if (index := self._group_of.get((name, description))) is None:
             known = self.known.get(name)
             ranks = known.ranks if known else None
@@ -242,8 +241,8 @@ class Rows:
         if entry.get("retired") and state is not State.STARTED:
             return State.COMPLETED
         if state is State.UNKNOWN and seq is not None:
-            status = self.status.get(str(entry["process_group"][0]))
-            done = str(status.get("last_completed_collective"))[:20] if isinstance(status, dict) else ""
+            status = self.status.get(_text(entry["process_group"][0]))
+            done = (_text(status.get("last_completed_collective")) or "")[:20] if isinstance(status, dict) else ""
             if re.fullmatch(r"-?\d+", done):  # a number in pickles, a text in JSON
                 return State.COMPLETED if seq <= int(done) else State.ISSUED
         return state
@@ -265,7 +264,8 @@ def _key(entry: dict[str, Any]) -> tuple[str, bool, int] | None:
     seq = entry.get("p2p_seq_id" if to_one else "collective_seq_id")
     if type(seq) is not int or not 0 <= seq < LARGEST or type(group) not in (list, tuple) or not group:
         return None
-    return str(group[0]), to_one, seq
+    name = group[0] if type(group[0]) is str else _text(group[0])
+    return None if name is None else (name, to_one, seq)
 
 
 def _groups(config: Any) -> dict[str, Group]:
@@ -280,8 +280,8 @@ def _groups(config: Any) -> dict[str, Group]:
         except (TypeError, ValueError, OverflowError):
             continue
         if ranks and ranks[0] >= 0 and ranks[-1] < LARGEST_RANK:
-            description = str(facts.get("desc") or "")[:LONGEST_NAME]
-            found[str(key)] = Group(name=str(key), description=description, ranks=ranks)
+            name = _text(key) or ""
+            found[name] = Group(name=name, description=_text(facts.get("desc")) or "", ranks=ranks)
     return found
 
 
@@ -312,8 +312,8 @@ def _rank(data: dict[str, Any], world: tuple[int, ...] | None, path: Path) -> tu
 
 
 def _number(value: Any) -> int | None:
-    text = str(value)[:10]
-    number = int(text) if isinstance(value, int | str) and re.fullmatch(r"\d{1,9}", text) else LARGEST_RANK
+    text = _text(value) or ""
+    number = int(text) if re.fullmatch(r"\d{1,9}", text) else LARGEST_RANK
     return number if number < LARGEST_RANK else None
 
 
@@ -333,11 +333,17 @@ def _elements(shapes: Any) -> int:
     """Elements of all tensors together; UNKNOWN where they are not told."""
     if type(shapes) not in (list, tuple) or len(shapes) > MOST_TENSORS:
         return UNKNOWN
-    try:
-        total = sum([prod(shape) if len(shape) <= MOST_DIMENSIONS else 1.0 for shape in shapes])
-    except TypeError:
-        return UNKNOWN
-    return total if shapes and type(total) is int and 0 <= total < LARGEST else UNKNOWN
+    total = 0
+    for shape in shapes:
+        if type(shape) not in (list, tuple) or len(shape) > MOST_DIMENSIONS:
+            return UNKNOWN
+        count = 1
+        for size in shape:  # not math.prod, which multiplies lists and texts as well
+            if type(size) is not int or not 0 <= size < LARGEST:
+                return UNKNOWN
+            count *= size
+        total += count
+    return total if shapes and total < LARGEST else UNKNOWN
 
 
 def _total(members: list[dict[str, Any]], key: str) -> int:
@@ -350,8 +356,8 @@ def _dtype(entry: dict[str, Any]) -> str | None:
     if not isinstance(told, list | tuple) or len(told) > MOST_TENSORS:
         return None
     if len(told) == 1:
-        return str(told[0])[:LONGEST_NAME]
-    return "+".join(sorted({str(dtype)[:LONGEST_NAME] for dtype in told}))[:LONGEST_NAME] or None
+        return _text(told[0])
+    return "+".join(sorted({_text(dtype) or "?" for dtype in told}))[:LONGEST_NAME] or None
 
 
 def _frames(told: Any) -> tuple[str, ...]:
@@ -363,7 +369,10 @@ def _frames(told: Any) -> tuple[str, ...]:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else str(value)[:LONGEST_NAME]
+    """A text or number as text. None for all else: lists that hold one another can be a text without end."""
+    if isinstance(value, str):
+        return value[:LONGEST_NAME]
+    return str(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def unknown_rank(path: str) -> CaptureError:

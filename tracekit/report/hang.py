@@ -41,7 +41,7 @@ def _facts(hang: Hang, width: int) -> Iterator[str]:
     if hang.communicator is not None:
         named = f" ({hang.description})" if hang.description else ""
         yield from _fact("communicator", hang.communicator + named, width)
-        yield from _fact("collective", f"{hang.op or 'of unknown op'}, number {hang.seq}", width)
+        yield from _fact("collective", f"{hang.op or _no_op(hang)}, number {hang.seq}", width)
     for label, ranks in (
         ("ahead", hang.ahead_ranks),
         ("behind", hang.behind_ranks),
@@ -54,6 +54,10 @@ def _facts(hang: Hang, width: int) -> Iterator[str]:
     for label, value in (("step", hang.step), ("module", hang.module)):
         if value is not None:
             yield from _fact(label, str(value), width)
+
+
+def _no_op(hang: Hang) -> str:
+    return "of different ops" if hang.verdict == "type_mismatch" else "of unknown op"
 
 
 def _table(hang: Hang, width: int, unicode: bool) -> list[str]:
