@@ -309,3 +309,37 @@ def test_each_ranks_last_activity():
     assert [(a.rank, a.seq, a.state) for a in hang.last_activity] == [(0, 2, "started"), (1, 1, "completed")]
     assert hang.last_activity[1].activity.open_ranges == ("step 4", "forward")
     assert (hang.step, hang.module) == (4, "layers.2")
+
+
+def test_what_keeps_other_ranks_waiting_is_told_apart():
+    # Ranks 1 and 5 stop, each in a group of its own; all else waits behind the first group.
+    job = Job({"a": (0, 1, 2, 3), "b": (4, 5, 6), "x": (0, 7)})
+    for group, ranks, stopped in (("a", (0, 1, 2, 3), 1), ("b", (4, 5, 6), 5)):
+        for rank in ranks:
+            job.rank(rank).did(group, 1, "all_reduce", 4, 4)
+            if rank != stopped:
+                job.rank(rank).waits(group, 2, "all_reduce", 4, 4)
+    job.rank(7).waits("x", 1, "all_reduce", 4, 4)
+    hang = verdict_on(job)
+    assert (hang.verdict, hang.communicator, hang.culprits) == ("missing_rank", "a", (1,))
+    assert hang.waiting_ranks == (0, 2, 3)
+    assert any(note.startswith("4 ranks wait for it in all") for note in hang.notes)
+    assert "apart from that, 2 wait for rank 5 in all_reduce 2 of b" in hang.notes
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_dump_of_another_moment_proves_nothing(older):
+    # Rank 0 has completed all-reduces with rank 1 that rank 1's dump has not begun.
+    job = Job({"world": (0, 1)})
+    for seq in range(1, 5):
+        job.rank(1).did("world", seq, "all_reduce", 4, 4)
+    first = 3001 if older else 4
+    for seq in range(first, first + 4 if older else 5):
+        job.rank(0, wrapped=True).did("world", seq, "all_reduce", 4, 4)
+    job.rank(0).waits("world", 3005 if older else 5, "all_reduce", 4, 4)
+    hang = verdict_on(job)
+    if older:
+        assert (hang.verdict, hang.culprits) == ("undecided", ())
+        assert "rank 1" in hang.lacking[0]
+    else:
+        assert (hang.verdict, hang.seq, hang.culprits) == ("missing_rank", 5, (1,))

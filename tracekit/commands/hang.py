@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.results import Hang
 
 WHAT_CAN_BE_READ = (
-    "An nsys SQLite export, an .nsys-rep, or a dump of PyTorch's flight recorder such as nccl_trace_rank_3, uncompressed."
+    "An nsys SQLite export, an .nsys-rep, or a dump of PyTorch's flight recorder such as nccl_trace_rank_3."
 )
 
 

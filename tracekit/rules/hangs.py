@@ -186,6 +186,10 @@ def _missing(hang: Hang) -> str:
     waiting = [rank for rank in hang.waiting_ranks if rank not in hang.missing_ranks]
     verb = "wait" if len(waiting) != 1 else "waits"
     few = who(waiting, first=False) if len(waiting) <= 4 else f"{len(waiting):,} ranks"
+    if hang.missing_ranks and set(hang.missing_ranks) <= set(hang.ahead_ranks):  # it may be lost from their dumps
+        are, them = ("is", "it") if len(hang.missing_ranks) == 1 else ("are", "them")
+        at = f"{are} in later collectives, and no launch of {collective(hang)} is known of {them}"
+        return f"{who(hang.missing_ranks)} {at}; {few} {verb}"
     return f"{who(hang.missing_ranks)} never launched {collective(hang)}; {few} {verb}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -34,6 +34,8 @@ class Cause:
     """None for a mismatch that nobody waits in."""
     cycle: tuple[int, ...] = ()
     """Groups of the cycle, for one."""
+    apart: tuple[Node, ...] = ()
+    """Collectives that other ranks never launched, which has nothing to do with this; most waiting first."""
 
 
 def find_cause(examined: Examined) -> Cause | None:
@@ -52,10 +54,22 @@ def find_cause(examined: Examined) -> Cause | None:
         roots.append(Cause(kind=Kind.CYCLE, group=group, waiting=waiting, node=node, cycle=tuple(cycle)))
     definite = [root for root in roots if root.kind <= Kind.ABSENT]
     if definite or roots:
-        return max(definite or roots, key=lambda root: (root.waiting, -root.kind, -root.group))
+        cause = max(definite or roots, key=lambda root: (root.waiting, -root.kind, -root.group))
+        return replace(cause, apart=_apart(cause, definite))
     if examined.mismatched:
         return Cause(kind=Kind.MISMATCH, group=min(examined.mismatched), waiting=0)
     return None
+
+
+def _apart(cause: Cause, roots: list[Cause]) -> tuple[Node, ...]:
+    """The other roots at which ranks are absent that the cause, or a root before, does not blame."""
+    blamed = set(cause.node.free.tolist()) if cause.node is not None else set()
+    found = []
+    for root in sorted(roots, key=lambda root: (-root.waiting, root.group)):
+        if root.kind is Kind.ABSENT and root.node is not None and not blamed.issuperset(root.node.free.tolist()):
+            blamed.update(root.node.free.tolist())
+            found.append(root.node)
+    return tuple(found)
 
 
 def _blocked(node: Node) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.config import Thresholds
-from tracekit.evidence import UNKNOWN, Evidence, Int64, State
+from tracekit.evidence import UNKNOWN, Evidence, Int32, Int64, State
 from tracekit.metrics.hangs.compare import Groups, find_mismatches
 from tracekit.metrics.hangs.graph import Node, build, fronts
 from tracekit.metrics.hangs.table import Bool, Members, Table, members_of, tabulate
@@ -31,6 +31,8 @@ class Examined:
     mismatched: dict[int, str]
     """Verdict by group."""
     untold_mismatches: int
+    stale: Int32
+    """Rows whose dumps are older than the others', or of another job, sorted."""
     desync: dict[int, int]
     """Group from which on the steps of a communicator's ranks differ, by communicator."""
 
@@ -65,6 +67,7 @@ def examine(evidence: Evidence, thresholds: Thresholds) -> Examined:
         mismatches=mismatches,
         mismatched=mismatched,
         untold_mismatches=untold,
+        stale=_stale(evidence, table, members, outstanding),
         desync=_desync(table, members),
     )
 
@@ -105,6 +108,26 @@ def _aligned(evidence: Evidence, table: Table, members: list[Members]) -> tuple[
         if short.any() and (ends[reach.row[at]] & (reach.completed[at] == reach.last[at]))[short].all():
             start[index] = max(start[index], proven + 1)
     return start, np.array([len(member.rows) for member in members], np.int64)
+
+
+def _stale(evidence: Evidence, table: Table, members: list[Members], outstanding: Bool) -> Int32:
+    """Rows whose dumps end before what others have completed with them, by an op that needs all to have begun.
+
+    An abort ends all that a rank has issued, so only a rank that has something outstanding after it is proof.
+    """
+    reach = table.reach
+    still = np.zeros(len(reach.row), np.bool_)
+    still[table.pair[outstanding]] = True
+    of_dump = np.array([rank.end_ns is None for rank in evidence.ranks], np.bool_)
+    found: list[int] = []
+    for index, member in enumerate(members):
+        at = reach.of(index)
+        if member.size is None or not still[at].any():
+            continue
+        proven = reach.proven[at][still[at]].max()
+        row = reach.row[at]
+        found += row[(reach.last[at] < proven) & of_dump[row] & np.isin(row, member.rows)].tolist()
+    return np.unique(np.array(found, np.int32))
 
 
 def _desync(table: Table, members: list[Members]) -> dict[int, int]:

@@ -16,6 +16,7 @@ from tracekit.metrics.hangs.still import Still, stands_still
 from tracekit.metrics.hangs.table import is_silent
 from tracekit.results import Hang, LastActivity, Waiting
 
+MOST_APART = 5
 NO_RANKS: tuple[int, ...] = ()
 
 
@@ -43,6 +44,8 @@ def conclude(examined: Examined, cause: Cause | None) -> Hang:
         draft.notes.append(f"{examined.untold_mismatches:,} further mismatched collectives are not listed")
     communicator = None if draft.group is None else evidence.communicators[examined.communicator_of(draft.group)]
     waiting, ahead, behind = _sides(examined, draft)
+    if cause is not None and draft.verdict not in ("not_a_hang", "undecided"):
+        draft.notes += _further(examined, cause, waiting)
     return Hang(
         verdict=draft.verdict,
         communicator=communicator.name if communicator else None,
@@ -92,10 +95,34 @@ def _on_cause(examined: Examined, cause: Cause) -> Draft:
     if cause.kind is Kind.CYCLE:
         return _inverted(examined, cause)
     if cause.kind is Kind.ABSENT:
+        if np.isin(node.free, examined.stale).any():
+            return Draft(verdict="undecided", group=cause.group, lacking=[_newer(examined)])
         missing = examined.ranks(node.absent)
         verdict = "host_blocked" if _all_blocked(examined, node.free) else "missing_rank"
         return Draft(verdict=verdict, group=cause.group, culprits=examined.ranks(node.free), missing=missing)
     return _arrived(examined, cause)
+
+
+def _newer(examined: Examined) -> str:
+    ranks = examined.ranks(examined.stale)
+    which = f"a dump of {_listed(ranks)}" if len(ranks) == 1 else f"dumps of {_listed(ranks)}"
+    return f"{which} of the same moment as the others: these have completed what is not begun there, so it is older, or of another job"
+
+
+def _further(examined: Examined, cause: Cause, waiting: Sequence[int]) -> list[str]:
+    """Who else waits for the cause, and what else keeps ranks waiting."""
+    notes = []
+    if cause.waiting > len(waiting) > 0:
+        notes.append(f"{cause.waiting:,} ranks wait for it in all, most of them by way of other collectives")
+    for node in cause.apart[:MOST_APART]:
+        communicator = examined.evidence.communicators[examined.communicator_of(node.group)].name
+        seq = int(examined.table.seq[examined.table.start[node.group]])
+        op = _op(examined, node.group) or "collective"
+        who = _ranks_in_words(examined, node.free)
+        notes.append(f"apart from that, {len(node.waiting):,} wait for {who} in {op} {seq} of {communicator}")
+    if len(cause.apart) > MOST_APART:
+        notes.append(f"{len(cause.apart) - MOST_APART:,} further collectives lack other ranks")
+    return notes
 
 
 def _steps_apart(examined: Examined, latest: int, *, itself: bool = True) -> Draft | None:
