@@ -11,7 +11,7 @@ from tracekit.evidence import UNKNOWN, Int32, RankEvidence, State
 from tracekit.metrics.hangs.causes import Cause, Kind
 from tracekit.metrics.hangs.compare import culprits_of, describe
 from tracekit.metrics.hangs.examine import Examined
-from tracekit.metrics.hangs.graph import edges_of
+from tracekit.metrics.hangs.graph import Node, edges_of
 from tracekit.metrics.hangs.still import Still, stands_still
 from tracekit.metrics.hangs.table import is_silent
 from tracekit.results import Hang, LastActivity, Waiting
@@ -94,19 +94,22 @@ def _on_cause(examined: Examined, cause: Cause) -> Draft:
         return draft
     if cause.kind is Kind.CYCLE:
         return _inverted(examined, cause)
-    if cause.kind is Kind.ABSENT:
-        if np.isin(node.free, examined.stale).any():
-            return Draft(verdict="undecided", group=cause.group, lacking=[_newer(examined)])
-        missing = examined.ranks(node.absent)
-        verdict = "host_blocked" if _all_blocked(examined, node.free) else "missing_rank"
-        return Draft(verdict=verdict, group=cause.group, culprits=examined.ranks(node.free), missing=missing)
-    return _arrived(examined, cause)
+    return _absent(examined, cause.group, node) if cause.kind is Kind.ABSENT else _arrived(examined, cause)
+
+
+def _absent(examined: Examined, group: int, node: Node) -> Draft:
+    if np.isin(node.free, examined.stale).any():
+        return Draft(verdict="undecided", group=group, lacking=[_newer(examined)])
+    verdict = "host_blocked" if _all_blocked(examined, node.free) else "missing_rank"
+    culprits, missing = examined.ranks(node.free), examined.ranks(node.absent)
+    return Draft(verdict=verdict, group=group, culprits=culprits, missing=missing)
 
 
 def _newer(examined: Examined) -> str:
     ranks = examined.ranks(examined.stale)
-    which = f"a dump of {_listed(ranks)}" if len(ranks) == 1 else f"dumps of {_listed(ranks)}"
-    return f"{which} of the same moment as the others: these have completed what is not begun there, so it is older, or of another job"
+    which = f"{'a dump' if len(ranks) == 1 else 'dumps'} of {_listed(ranks)}"
+    why = "those have completed what is not begun there, so it is older, or of another job"
+    return f"{which} of the same moment as the others: {why}"
 
 
 def _further(examined: Examined, cause: Cause, waiting: Sequence[int]) -> list[str]:
