@@ -9,13 +9,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekit._version import __version__
 from tracekit.errors import CaptureError, NoGpuWorkError, TracekitError, UsageError
 
 if TYPE_CHECKING:
-    from tracekit.analysis import Options, analyze
+    from pandas import DataFrame
+
+    from tracekit.analysis import Options, analyze, examine
     from tracekit.capture import open_captures as open  # noqa: A004 - the house calls it so
     from tracekit.report.frames import frames
     from tracekit.results import Account, Analysis, Finding, Severity
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "open": ("tracekit.capture", "open_captures"),
     "analyze": ("tracekit.analysis", "analyze"),
+    "examine": ("tracekit.analysis", "examine"),
     "Options": ("tracekit.analysis", "Options"),
     "frames": ("tracekit.report.frames", "frames"),
     "Account": ("tracekit.results", "Account"),
@@ -46,6 +49,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "examine",
     "frames",
     "open",
 ]
@@ -57,5 +61,22 @@ def __getattr__(name: str) -> object:
         from importlib import import_module  # noqa: PLC0415
 
         module, attribute = _LAZY[name]
+        _let_analyses_show_themselves()
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _let_analyses_show_themselves() -> None:
+    from tracekit.results import Presenters, present_with  # noqa: PLC0415
+
+    def html(analysis: Analysis) -> str:
+        from tracekit.report.notebook import render_notebook  # noqa: PLC0415
+
+        return render_notebook(analysis)
+
+    def tables(analysis: Analysis, detail: Any) -> dict[str, DataFrame]:
+        from tracekit.report.frames import frames  # noqa: PLC0415
+
+        return frames(analysis, detail)
+
+    present_with(Presenters(html=html, frames=tables))

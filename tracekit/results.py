@@ -5,10 +5,16 @@ Times are int ns on the clock of the rank's own capture. None means unknown, nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
+from tracekit.errors import TracekitError
 from tracekit.evidence import Activity
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Severity(StrEnum):
@@ -574,3 +580,28 @@ class Analysis:
     """What steps would take with something changed; None where no replay was asked for."""
     critical_path: CriticalPath | None = None
     """Of the replayed steps; None where there are none."""
+
+    def frames(self, detail: Any = None) -> dict[str, pd.DataFrame]:
+        """The same as `tracekit.frames`."""
+        if not _PRESENTERS:
+            raise TracekitError("nothing is loaded that makes tables", hint="Use tracekit.frames(analysis).")
+        return _PRESENTERS[-1].frames(self, detail)
+
+    def _repr_html_(self) -> str | None:
+        return _PRESENTERS[-1].html(self) if _PRESENTERS else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presenters:
+    """How an analysis shows itself. Renderers come after results, so whoever knows both hands them in."""
+
+    html: Callable[[Analysis], str]
+    frames: Callable[[Analysis, Any], dict[str, pd.DataFrame]]
+
+
+_PRESENTERS: list[Presenters] = []
+
+
+def present_with(presenters: Presenters) -> None:
+    """Let analyses show themselves by these from now on."""
+    _PRESENTERS[:] = [presenters]
