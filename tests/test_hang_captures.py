@@ -213,3 +213,16 @@ def test_names_in_the_section_are_escaped(tmp_path):
     text = render_html(tracekit.analyze(timeline), timeline)
     assert "<img" not in text
     assert "&lt;img src=x&gt;" in text
+
+
+def test_a_capture_without_gpu_work_has_a_page_that_leads_with_its_hang(tmp_path):
+    page = tmp_path / "hang.html"
+    arguments = ["analyze", str(SAMPLES / "recorded" / "hang_cpu"), "--allow-no-gpu", "--html", str(page)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    text = page.read_text("utf-8")
+    assert "<h1>Rank 1 never launched all-gather 28 of communicator world; ranks 0, 2 wait.</h1>" in text
+    assert "Where the ranks part" in text
+    assert "What to try" in text
+    assert "<script" not in text
+    assert text.index("Where the ranks part") < text.index("No GPU work in this capture")

@@ -135,7 +135,8 @@ def analyze(
     with progress(quiet, "Measuring") as (progressing, _):
         analysis, detail = examine(timeline, options, progressing=progressing)
     for option, path in (("--html", html_path), ("--perfetto", perfetto_path)):
-        if path and not analysis.ranks:
+        drawable = analysis.ranks or (option == "--html" and analysis.hang is not None)
+        if path and not drawable:
             raise UsageError(f"{option}: there is no GPU work to draw", hint="Use --json for the NVTX view.")
     wrote = _write_files(analysis, timeline, detail, json_path, html_path, html_detail)
     if perfetto_path and detail is not None:
@@ -202,7 +203,11 @@ def _write_files(
         from tracekit.report.files import write_whole
 
         wrote.append((json_path, write_whole(Path(json_path), _document(analysis, "json"))))
-    if html_path:
+    if html_path and not analysis.ranks:
+        from tracekit.report.host_page import write_host_html
+
+        wrote.append((html_path, write_host_html(analysis, Path(html_path))))
+    elif html_path:
         from tracekit.report.html import write_html
         from tracekit.report.timeline.kept import HtmlDetail
 

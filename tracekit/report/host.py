@@ -14,14 +14,14 @@ from tracekit.results import Analysis, HostRank
 from tracekit.rules.hangs import claim
 
 
-def render_host(analysis: Analysis) -> str:
-    """Text for people."""
+def render_host(analysis: Analysis, *, with_hang: bool = True) -> str:
+    """Text for people; ``with_hang``: led by the hang, where there is one."""
     names = ", ".join(clean(PurePath(capture.path).name) for capture in analysis.captures[:3])
     more = f" and {len(analysis.captures) - 3} more" if len(analysis.captures) > 3 else ""
     lines = [
         f"tracekit {__version__} · {names}{more} · {plural(len(analysis.host_ranks), 'rank')}, no GPU work",
         "",
-        *_hang(analysis),
+        *(_hang(analysis) if with_hang else ()),
         "No GPU work in this capture: what follows is host time by NVTX, not GPU time.",
     ]
     for rank in analysis.host_ranks:

@@ -90,9 +90,9 @@ def render_html(
         **{view.key: heat_figure(maps, view.cells, summary.scale) for view in waits if maps and view.cells},
     }
     plotly = (STATIC / "plotly-basic.min.js").read_text("utf-8") if any(figures.values()) else None
-    environment = _environment()
+    templates = environment()
     sheet = Sheet()
-    body = environment.get_template("body.html.j2").render(
+    body = templates.get_template("body.html.j2").render(
         analysis=analysis,
         summary=summary,
         scene=scene,
@@ -118,10 +118,10 @@ def render_html(
         accounts=account_tables(analysis),
     )
     styles = ["style.css", "timeline.css"] + ["hang.css"] * (analysis.hang is not None)
-    style = Markup(stylesheet() + "".join(squeeze.style(_static(name)) for name in styles) + sheet.css())
+    style = Markup(stylesheet() + styles_of(*styles) + sheet.css())
     boot = Markup(squeeze.script(_static("boot.js")))
     code = "(()=>{'use strict';" + squeeze.script("\n".join(map(_static, SCRIPTS))) + "})();"
-    return environment.get_template("page.html.j2").render(
+    return templates.get_template("page.html.j2").render(
         policy=_policy(style, boot, code, plotly),
         title=_title(summary),
         style=style,
@@ -135,15 +135,21 @@ def _title(summary: Summary) -> str:
     return f"{summary.headline.rstrip('.')} · {summary.job.split(' · ')[0]} · tracekit"
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def styles_of(*names: str) -> str:
+    """Return static style sheets as one, squeezed."""
+    return "".join(squeeze.style(_static(name)) for name in names)
+
+
+def environment() -> Environment:
+    """Return the environment of the page's templates."""
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "clean": words.clean,
         "duration": words.duration,
         "size": words.size,
@@ -151,7 +157,7 @@ def _environment() -> Environment:
         "runs": words.runs,
         "plural": words.plural,
     }
-    return environment
+    return made
 
 
 def _static(name: str) -> str:
@@ -163,12 +169,13 @@ def _policy(style: str, boot: str, code: str, plotly: str | None) -> str:
 
     The chart library adds an empty style element and fills it through the object model, hence the hash of nothing.
     """
-    scripts = " ".join(_hash(text) for text in (boot, code, plotly) if text is not None)
-    styles = " ".join(_hash(text) for text in (style, "") if text or plotly)
+    scripts = " ".join(content_hash(text) for text in (boot, code, plotly) if text is not None)
+    styles = " ".join(content_hash(text) for text in (style, "") if text or plotly)
     return f"default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """Return the hash by which a content security policy names a style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
 
 
