@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from tracekit._version import __version__
 from tracekit.metrics.views import Detail
-from tracekit.report import details, hang_page, squeeze, words
+from tracekit.report import details, everything, hang_page, squeeze, words
 from tracekit.report.accounts import account_tables
 from tracekit.report.causes import FAMILIES
 from tracekit.report.figures import bandwidth_figure, collectives_figure, heat_figure, steps_figure
@@ -28,7 +28,7 @@ from tracekit.report.timeline.kept import HtmlDetail
 from tracekit.report.timeline.notes import scene_notes
 from tracekit.report.timeline.payload import columns, header, pack
 from tracekit.report.timeline.scene import MAX_EVENTS, Scene, make_scene
-from tracekit.report.views import bar_views, finding_views, key_figures
+from tracekit.report.views import bar_views, finding_views, job_parts, key_figures
 from tracekit.report.wait_views import wait_views
 from tracekit.results import Analysis
 from tracekit.timeline import Timeline
@@ -95,6 +95,7 @@ def render_html(
     body = templates.get_template("body.html.j2").render(
         analysis=analysis,
         summary=summary,
+        job=job_parts(analysis),
         scene=scene,
         version=__version__,
         families=[family for family in FAMILIES if family.key in summary.families],
@@ -116,6 +117,9 @@ def render_html(
         sizes=sizes,
         unknowns=details.unknowns(analysis),
         accounts=account_tables(analysis),
+        causes=everything.causes_table(summary),
+        theory=everything.theory_tables(analysis, summary),
+        json_line=everything.json_line(analysis),
     )
     styles = ["style.css", "timeline.css"] + ["hang.css"] * (analysis.hang is not None)
     style = Markup(stylesheet() + styles_of(*styles) + sheet.css())

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, Family, family_of_exposed, family_of_idle
-from tracekit.report.theory import NO_STRATEGY
+from tracekit.report.theory import NO_STRATEGY, SURE
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
 from tracekit.report.words import Scale, clean, plural, runs
 from tracekit.results import Account, Analysis, Finding, Rank, Step
@@ -248,7 +248,7 @@ def _job(analysis: Analysis) -> str:
     devices = sorted(known - {"unknown"})
     gpus = f", {' and '.join(devices[:2])}" if devices else ""
     found = analysis.sharding
-    sure = found is not None and (found.confidence or 0) > 0.5 and found.strategy not in NO_STRATEGY
+    sure = found is not None and (found.confidence or 0) > SURE and found.strategy not in NO_STRATEGY
     strategy = f", {found.strategy}" if found and sure else ""
     return f"{captures} · {plural(len(analysis.ranks), 'rank')}{gpus}{strategy}"
 

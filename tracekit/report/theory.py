@@ -8,6 +8,8 @@ from tracekit.report.words import clean, plural, size
 from tracekit.results import Analysis, Sharding, Volume
 
 NO_STRATEGY = ("none", "undecided")
+SURE = 0.5
+"""Strategies of less confidence are guesses, and stand in no headline."""
 
 
 def strategy_words(found: Sharding) -> str:
@@ -36,8 +38,8 @@ def usage_words(analysis: Analysis) -> list[str]:
 
 
 def rate(value: float) -> str:
-    """A rate with three digits: ``67.0 k``."""
-    for unit, factor in ((" M", 1e6), (" k", 1e3)):
+    """A rate or a count with three digits: ``67.0 k``, ``1.3 B``."""
+    for unit, factor in ((" B", 1e9), (" M", 1e6), (" k", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g}{unit}" if value < 1000 * factor else f"{value / factor:,.0f}{unit}"
     return f"{value:.3g}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from tracekit.report.causes import FAMILIES
 from tracekit.report.details import evidence_text
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Bar, Summary
-from tracekit.report.theory import rate
-from tracekit.report.words import add_up, clean, duration, plural, ratio, runs, share
+from tracekit.report.theory import NO_STRATEGY, SURE, rate, strategy_words
+from tracekit.report.words import add_up, clean, plural, ratio, runs, share
 from tracekit.results import Analysis, Finding, Severity
 
 _SHAPES = {Severity.ERROR: "◆", Severity.WARNING: "▲", Severity.INFO: "●"}
@@ -98,22 +100,47 @@ def _bar(bar: Bar, name: str, summary: Summary, sheet: Sheet, longest: float, wa
 
 
 def key_figures(analysis: Analysis, summary: Summary) -> list[tuple[str, str, str]]:
-    """Return (name, figure, unit) of what stands beside the verdict; what is unknown is left out."""
+    """Return (name, figure, unit) of the few that stand beside the verdict; what is unknown is left out."""
     scale, mean = summary.scale, summary.mean
     shown = add_up(mean.parts_ns, scale)
     figures = [("Step, mean" if summary.whole == "step" else "Capture", scale.format(sum(mean.parts_ns)), scale.unit)]
     if mean.overlap_ratio is not None:
         figures.append(("Overlap ratio", ratio(mean.overlap_ratio), ""))
         figures.append(("Exposed comm", shown[1], scale.unit))
-    figures.append(("Idle", shown[3], scale.unit))
-    if analysis.steady:
-        figures.append(("Step, p95", scale.format(analysis.steady.step_time_p95_ns), scale.unit))
     used = analysis.efficiency
     if used and used.tokens_per_s is not None:
         figures.append(("Tokens/s", rate(used.tokens_per_s), ""))
     if used and used.mfu is not None:
         figures.append(("MFU", f"{100 * used.mfu:.1f}", "%"))
     return figures
+
+
+def job_parts(analysis: Analysis) -> list[str]:
+    """Return what was captured, a part each: files, model, strategy, GPUs, hosts, steps; unknown parts are left out."""
+    names = [clean(PurePath(capture.path).name, 60) for capture in analysis.captures]
+    parts = [names[0] if len(names) == 1 else plural(len(names), "capture")]
+    found = analysis.sharding
+    if found is not None and found.parameters is not None:
+        parts.append(f"{rate(found.parameters)} parameters")
+    if found is not None and (found.confidence or 0) > SURE and found.strategy not in NO_STRATEGY:
+        parts.append(strategy_words(found))
+    parts.append(_gpus(analysis))
+    hosts = sorted({rank.host for rank in analysis.ranks if rank.host})
+    if hosts:
+        parts.append(clean(hosts[0], 60) if len(hosts) == 1 else plural(len(hosts), "host"))
+    if analysis.steady:
+        left_out = f", warm-up {runs(analysis.steady.left_out)} left out" if analysis.steady.left_out else ""
+        parts.append(
+            f"{'step' if len(analysis.steady.steps) == 1 else 'steps'} {runs(analysis.steady.steps)}{left_out}"
+        )
+    return parts
+
+
+def _gpus(analysis: Analysis) -> str:
+    names = [clean(rank.device_name or "GPU", 60).removeprefix("NVIDIA ") for rank in analysis.ranks]
+    shown = " + ".join(f"{count} × {name}" for name, count in Counter(names).most_common(3))
+    missing = f" of {analysis.world_size} ranks" if analysis.not_captured and analysis.world_size else ""
+    return (shown or "no GPU work") + missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +190,7 @@ def _finding(finding: Finding, which: int, analysis: Analysis, summary: Summary,
         title=clean(finding.title),
         cost=summary.scale.with_unit(finding.cost_ns) if finding.cost_ns is not None else None,
         share=share(finding.cost_ns or 0, wall),
-        gain=duration(wall - finding.gain_ns) if finding.gain_ns is not None else None,
+        gain=summary.scale.with_unit(wall - finding.gain_ns) if finding.gain_ns is not None else None,
         cost_class=sheet.width(portion),
         rest_class=sheet.width(1 - portion),
         evidence=tuple(evidence_text(evidence) for evidence in finding.evidence),
