@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tracekit.analysis import Options
 from tracekit.intervals import union
 from tracekit.metrics.views import Detail, RankView
+from tracekit.report.timeline.clock import PlacedRank, place_ranks
 from tracekit.results import Analysis, Rank
 from tracekit.timeline import NONE, Bool, Int64
 
@@ -23,32 +24,41 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnRank:
-    """One rank, which of its operations are drawn, and how its clock relates to the trace's."""
+    """One rank, and which of its operations are drawn."""
 
-    index: int
-    """Position in `Detail.views`."""
-    rank: Rank
-    view: RankView
+    placed: PlacedRank
     ops: Bool
     """(operations,) which are drawn."""
     within: tuple[Int64, Int64] | None
     """Disjoint windows on the rank's clock that rows must touch; None where all are drawn."""
-    offset_ns: int
-    drift: float
-    """Dimensionless, counted from ``since_ns``."""
-    since_ns: int
 
     @property
-    def span(self) -> tuple[int, int]:
-        """From the first instant that was asked for to the last one, on the rank's clock."""
-        if self.within is not None:
-            return int(self.within[0][0]), int(self.within[1][-1])
-        return self.rank.start_ns, self.rank.end_ns
+    def index(self) -> int:
+        """Position in `Detail.views`."""
+        return self.placed.index
+
+    @property
+    def rank(self) -> Rank:
+        """Its figures."""
+        return self.placed.rank
+
+    @property
+    def view(self) -> RankView:
+        """What it did, row by row."""
+        return self.placed.view
+
+    @property
+    def starts(self) -> int:
+        """The first instant that was asked for, on the rank's clock."""
+        return int(self.within[0][0]) if self.within is not None else self.rank.start_ns
 
     def at(self, t: Int64) -> Int64:
         """Instants on the trace's clock, ns."""
-        drifted = np.rint(self.drift * (t - self.since_ns)).astype(np.int64) if self.drift else 0
-        return t - self.offset_ns - drifted
+        return self.placed.common(t)
+
+    def later(self, shift: int) -> DrawnRank:
+        """The same, so many ns later on the trace's clock."""
+        return replace(self, placed=replace(self.placed, offset_ns=self.placed.offset_ns - shift))
 
     def touches(self, start: Int64, end: Int64) -> Bool:
         """Which intervals, on the rank's clock, share an instant with the windows."""
@@ -63,26 +73,20 @@ class DrawnRank:
 
 
 def drawn_ranks(analysis: Analysis, detail: Detail, options: Options) -> tuple[list[DrawnRank], bool]:
-    """(the ranks that have anything to draw, whether they are on one clock). Without one, each starts at its window."""
+    """(the ranks that have anything to draw, whether they are on one clock).
+
+    Without one, the first step that all of them have starts together.
+    """
+    steps = [{step.step for step in rank.steps} for rank in analysis.ranks if rank.steps]
+    common = min(set.intersection(*steps), default=None) if steps else None
+    placed, aligned = place_ranks(analysis, detail.views, detail.waits, common)
     ranks = []
-    for index, (rank, view) in enumerate(zip(analysis.ranks, detail.views, strict=True)):
-        if options.steps is not None and not rank.steps:
-            continue
-        clock = rank.clock
-        drawn = DrawnRank(
-            index=index,
-            rank=rank,
-            view=view,
-            ops=np.empty(0, np.bool_),
-            within=_windows(rank, options),
-            offset_ns=clock.offset_ns or 0,
-            drift=(clock.drift_ppm or 0.0) * 1e-6 if clock.origin_ns is not None else 0.0,
-            since_ns=clock.origin_ns or 0,
-        )
-        ranks.append(replace(drawn, ops=drawn.touches(view.ops.start, view.ops.end)))
-    if _share_a_clock(ranks):
-        return ranks, True
-    return [replace(each, offset_ns=each.span[0], drift=0.0) for each in ranks], False
+    for each in placed:
+        if options.steps is None or each.rank.steps:
+            ops = each.view.ops
+            drawn = DrawnRank(placed=each, ops=np.empty(0, np.bool_), within=_windows(each.rank, options))
+            ranks.append(replace(drawn, ops=drawn.touches(ops.start, ops.end)))
+    return ranks, aligned
 
 
 def _windows(rank: Rank, options: Options) -> tuple[Int64, Int64] | None:
@@ -92,17 +96,6 @@ def _windows(rank: Rank, options: Options) -> tuple[Int64, Int64] | None:
     if options.window != (None, None):
         return np.array([rank.start_ns], np.int64), np.array([rank.end_ns], np.int64)
     return None
-
-
-def _share_a_clock(ranks: Sequence[DrawnRank]) -> bool:
-    """Whether all offsets are known, and put the ranks beside each other where they were not measured."""
-    clocks = [each.rank.clock for each in ranks]
-    if len(ranks) > 1 and any(clock.offset_ns is None for clock in clocks):
-        return False
-    if not any(clock.method in {"session_start", "not_aligned"} for clock in clocks):
-        return True
-    spans = [each.at(np.array(each.span, np.int64)) for each in ranks]
-    return int(max(span[0] for span in spans)) < int(min(span[1] for span in spans))
 
 
 def by_value(column: Int64, rows: Rows) -> Iterator[tuple[int, Rows]]:

@@ -10,6 +10,7 @@ from tracekit.metrics.bubbles import CAUSES, Lost
 from tracekit.metrics.phases import PHASES
 from tracekit.metrics.rates import RankRates
 from tracekit.metrics.waits import RankWaits
+from tracekit.report.causes import label_of_cause
 from tracekit.report.perfetto.arrows import Arrows
 from tracekit.report.perfetto.chosen import Column, DrawnRank, Rows, blocks, by_value, name_of
 from tracekit.report.perfetto.lanes import nested_rows
@@ -74,8 +75,7 @@ def _bubbles(each: DrawnRank) -> Iterator[Slice]:
             args += [(key, _op_name(each, row)) for key, row in (("before", before), ("after", after)) if row != NONE]
             if step != NONE:
                 args.append(("step", step))
-            name = why.replace("_", " ") if why != "unknown" else f"{LOST[Lost(lost)]}, cause unknown"
-            yield Slice(start, end, name, "bubble", args)
+            yield Slice(start, end, label_of_cause(lost, why), "bubble", args)
 
 
 def _op_name(each: DrawnRank, row: int) -> str:

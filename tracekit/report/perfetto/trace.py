@@ -27,7 +27,7 @@ from tracekit.report.perfetto.gpu import (
     write_streams,
 )
 from tracekit.report.perfetto.host import HostRows, host_rows, write_host
-from tracekit.report.perfetto.writer import Arg, Args, Output, TraceWriter
+from tracekit.report.perfetto.writer import Arg, Args, Output, Slice, TraceWriter
 from tracekit.report.words import runs
 from tracekit.results import Analysis, Finding
 from tracekit.spool import release
@@ -83,7 +83,7 @@ def _write(file: Output, analysis: Analysis, timeline: Timeline, detail: Detail,
     # Instants stay those of the first rank's capture, unless one lies before its zero.
     shift = max(0, -min((_earliest(each, hosts.get(i)) for i, each in enumerate(ranks)), default=0))
     if shift:
-        ranks = [replace(each, offset_ns=each.offset_ns - shift) for each in ranks]
+        ranks = [each.later(shift) for each in ranks]
         hosts = {i: replace(host, first=ranks[i]) for i, host in hosts.items()}
     sizes: dict[str | None, int | None] = {f"{c:#018x}": size for c, size in communicator_sizes(timeline).items()}
     sizes[None] = analysis.world_size
@@ -124,7 +124,7 @@ def _earliest(each: DrawnRank, host: HostRows | None) -> int:
 
 def _description(ranks: Sequence[DrawnRank], aligned: bool, shift: int) -> str:
     if not aligned:
-        return "The captures' clocks could not be aligned: each rank starts at its own first instant."
+        return "The captures' clocks could not be aligned: each rank's first common step starts together."
     later = f", {shift} ns later" if shift else ""
     clocks = "; ".join(_CLOCKS[method] for method in _CLOCKS if method in {each.rank.clock.method for each in ranks})
     return f"Times are those of the capture of rank {ranks[0].rank.rank}{later}" + (f"; {clocks}" if clocks else "")
@@ -170,7 +170,7 @@ _BANDWIDTH = "Sum over collectives while they move data; those of unknown size o
 
 
 def _write_findings(writer: TraceWriter, job: int, findings: Sequence[Finding], ranks: Sequence[DrawnRank]) -> None:
-    """Each finding as a mark at its first step, on a track of its own: the track's name is what it claims."""
+    """Each finding on a track of its own, whose name is its claim: a mark at its first step, its longest instance."""
     placed = [(finding, at) for finding in findings if (at := _first_instant(finding, ranks)) is not None]
     if not placed:
         return
@@ -178,6 +178,9 @@ def _write_findings(writer: TraceWriter, job: int, findings: Sequence[Finding], 
     for place, (finding, at) in enumerate(placed):
         name = f"{finding.rule} {finding.title}"
         writer.instant(writer.track(name, parent=group, rank=place), at, name, "finding", _about(finding))
+        if longest := _longest(finding, ranks):
+            # Tracks of one name and place are shown as one; on a single one the mark could come after its slice.
+            writer.slices(writer.track(name, parent=group, rank=place), longest)
 
 
 def _first_instant(finding: Finding, ranks: Sequence[DrawnRank]) -> int | None:
@@ -187,10 +190,22 @@ def _first_instant(finding: Finding, ranks: Sequence[DrawnRank]) -> int | None:
             continue
         starts = [s.start_ns for s in each.rank.steps if s.step in finding.steps]
         if not finding.steps:
-            starts = [each.span[0]]
+            starts = [each.starts]
         if starts:
             return int(each.at(np.array(starts[:1], np.int64))[0])
     return None
+
+
+def _longest(finding: Finding, ranks: Sequence[DrawnRank]) -> list[Slice]:
+    """The longest instance of a finding, where it is known and drawn."""
+    span = finding.span
+    for each in ranks:
+        if span is not None and span.rank == each.rank.rank:
+            start, end = np.array([span.start_ns], np.int64), np.array([span.end_ns], np.int64)
+            if each.touches(start, end)[0]:
+                name = f"longest: {span.cause.replace('_', ' ')}"
+                return [Slice(int(each.at(start)[0]), int(each.at(end)[0]), name, "finding", [("rank", span.rank)])]
+    return []
 
 
 def _about(finding: Finding) -> Args:
