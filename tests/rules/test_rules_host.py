@@ -34,7 +34,7 @@ CASES = [
     (jobs.loader, None, "TK405"),
     (jobs.quick_loader, None, None),
     (jobs.pause_in_step_2, None, "TK406"),
-    (jobs.work_in_each_step, None, None),
+    (jobs.work_in_each_step, None, "TK401"),
     (jobs.pageable_input, None, "TK408"),
     (jobs.pinned_input_beside, None, None),
     (jobs.offload, None, "TK414"),

@@ -23,7 +23,8 @@ from tracekit.rules.contention import Contention
 from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
 from tracekit.rules.hangs import HANG_RULES
-from tracekit.rules.host import DataLoading, LaunchBound, Pauses, SyncCall
+from tracekit.rules.host import DataLoading, Pauses, SyncCall
+from tracekit.rules.launches import LaunchBound
 from tracekit.rules.memory import AllocatorRetries, Churn
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
 from tracekit.rules.overheads import LazyLoading, Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
@@ -145,9 +146,11 @@ def reported(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """A hang before all, then costliest first: by gain where known, else by cost."""
     hangs = {rule.code for rule in HANG_RULES}
+
+    def weight(finding: Finding) -> int:
+        known = finding.cost_ns if finding.gain_ns is None else finding.gain_ns
+        return known or 0
+
     return tuple(
-        sorted(
-            findings,
-            key=lambda f: (f.rule not in hangs, -(f.gain_ns or f.cost_ns or 0), ORDER.index(f.severity), f.rule),
-        )
+        sorted(findings, key=lambda f: (f.rule not in hangs, -weight(f), ORDER.index(f.severity), f.rule)),
     )

@@ -1,4 +1,4 @@
-"""TK401, TK402, TK405 and TK406: a host that lets its GPU run dry."""
+"""TK402, TK405 and TK406: a host that lets its GPU run dry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Evidence, Finding, SkippedRule
 from tracekit.rules.base import Context
 from tracekit.rules.loss import Loss, Weights, add_places, blocking_calls, milliseconds
-from tracekit.timeline import NONE, Kind
+from tracekit.timeline import NONE
 
 Bool = NDArray[np.bool_]
 Int64 = NDArray[np.int64]
@@ -28,88 +28,6 @@ def without_launches(context: Context, rule: str) -> SkippedRule | None:
             rule=rule, reason="the captures hold no CUDA API calls", capture_with=REMEDIES["launch_rows"][1]
         )
     return None
-
-
-class LaunchBound:
-    """TK401: kernels are over before the next ones have been launched."""
-
-    code = "TK401"
-    title = "The host launches too slowly for the GPU"
-
-    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """Fires where most idle gaps end with a late launch, often in each step, and cost 2 % of the step."""
-        if skipped := without_launches(context, self.code):
-            yield skipped
-            return
-        limits = context.thresholds
-        counts = {view.rank: _gaps(view, context.ledger.counted(view)) for view in context.views}
-        bound = {rank for rank, (_, late, all_) in counts.items() if all_ and late >= limits.late_gaps_share * all_}
-
-        def pick(view: RankView) -> Bool:
-            bubbles = view.bubbles
-            ours = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.ns < limits.pause_ns)
-            return (ours | counts[view.rank][0]) if view.rank in bound else np.zeros(len(bubbles), np.bool_)
-
-        loss = Loss.of(context, pick)
-        late = sum(counts[rank][1] for rank in loss.ranks)
-        if loss.share < limits.warning_share or late < limits.late_gaps * loss.windows * len(loss.ranks) / len(
-            context.ranks
-        ):
-            return
-        kernel, launch = _pace(context, loss)
-        yield loss.report(
-            self.code,
-            f"The host launches too slowly: the GPU idles {loss.percent} between kernels",
-            [
-                Evidence(
-                    metric="idle gaps that end with a late launch",
-                    value=round(late / sum(counts[rank][2] for rank in loss.ranks), 4),
-                    unit="of gaps",
-                    threshold=limits.late_gaps_share,
-                ),
-                Evidence(metric="late launches", value=round(late / loss.windows, 1), unit="a step"),
-                Evidence(metric="median kernel", value=round(kernel / 1e3, 1), unit="us"),
-                Evidence(metric="median time from launch to launch", value=round(launch / 1e3, 1), unit="us"),
-            ],
-            'Launch less, not faster: CUDA graphs (torch.compile(mode="reduce-overhead"), torch.cuda.graph), fused '
-            "kernels and optimizer (fused=True), a larger microbatch. Check first that tracing itself is not the load.",
-        )
-
-
-def _gaps(view: RankView, counted: Bool) -> tuple[Bool, int, int]:
-    """(short bubbles that a late launch ended, number of gaps that one ended, number of gaps in all).
-
-    Gaps that end with compute whose launch is known; short ones that were launched in time are no gaps, but what
-    starting a kernel takes.
-    """
-    bubbles, calls = view.bubbles, view.process.calls
-    rows = np.flatnonzero((bubbles.lost == Lost.IDLE) & counted)
-    call = np.where(bubbles.after[rows] != NONE, view.ops.call[np.maximum(bubbles.after[rows], 0)], NONE)
-    known = (call != NONE) & (view.ops.kind[np.maximum(bubbles.after[rows], 0)] == Kind.COMPUTE)
-    rows, call = rows[known], call[known]
-    latency = np.zeros(len(bubbles), np.bool_)
-    if len(rows) == 0:
-        return latency, 0, 0
-    # The pieces of one gap have one operation after them, and the first begins where the one before ended.
-    first = np.append(True, bubbles.after[rows[1:]] != bubbles.after[rows[:-1]])
-    gap_start = bubbles.start[rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))]]
-    late = calls.end[call] > gap_start
-    short = bubbles.of_cause(Lost.IDLE, "launch_latency")[rows]
-    latency[rows[late & short]] = True
-    return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first & (late | ~short)))
-
-
-def _pace(context: Context, loss: Loss) -> tuple[float, float]:
-    """(median compute kernel, median time from one launch of one to the next on the same thread), ns."""
-    view = loss.views[0]
-    rows = np.flatnonzero((view.ops.kind == Kind.COMPUTE) & (view.ops.call != NONE))
-    calls = view.process.calls
-    order = np.lexsort((calls.start[view.ops.call[rows]], calls.thread[view.ops.call[rows]]))
-    begun = calls.start[view.ops.call[rows[order]]]
-    apart = np.diff(begun)
-    apart = apart[apart > 0]
-    lengths = view.ops.end[rows] - view.ops.start[rows]
-    return float(np.median(lengths)), float(np.median(apart)) if len(apart) else 0.0
 
 
 class SyncCall:
