@@ -48,8 +48,34 @@ class RankCollectives:
 
 
 def communicator_sizes(timeline: Timeline) -> dict[int, int]:
-    """Number of ranks by communicator hash; a rank whose capture began later learns it from the others."""
-    return {communicator: size for track in timeline.ranks for communicator, size, _ in track.communicators}
+    """Number of ranks by communicator hash; a rank whose capture began later learns it from the others.
+
+    Captures mostly begin long after communicators are made. Where no rank is known to be missing, a communicator then
+    has the ranks that call it, if that is more than one.
+    """
+    told = {communicator: size for track in timeline.ranks for communicator, size, _ in track.communicators}
+    processes = {track.process for track in timeline.ranks}
+    size = world_size(timeline)
+    if len(processes) < len(timeline.ranks) or (size is not None and size > len(processes)):
+        return told
+    callers: dict[int, int] = {}
+    for index in processes:
+        for communicator in _called(timeline, timeline.processes[index]):
+            callers[communicator] = callers.get(communicator, 0) + 1
+    return {communicator: count for communicator, count in callers.items() if count > 1} | told
+
+
+def _called(timeline: Timeline, process: Process) -> set[int]:
+    """Hashes of the communicators that a process calls collectives on."""
+    ranges = process.ranges
+    distinct = {(int(ranges.name[row]), blob) for row, blob in ranges.payload.items()}
+    found: set[int] = set()
+    for name, blob in distinct:
+        op = nccl_call_op(timeline.names[name]) if name != NONE else None
+        message = parse_message(op, blob) if op else None
+        if message is not None and message.communicator is not None:
+            found.add(message.communicator)
+    return found
 
 
 def world_size(timeline: Timeline) -> int | None:

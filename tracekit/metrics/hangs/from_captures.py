@@ -137,6 +137,10 @@ def _progress(timeline: Timeline, member: Member, issued: Issued) -> Progress:
     state[called] = State.ISSUED
     state[started[started >= 0]] = State.STARTED
     state[(end != NO_END) & (state != State.STARTED)] = State.COMPLETED
+    # Where collectives before it have their kernels, one that was asked for after them and has none is not through.
+    last = np.flatnonzero(end != NO_END)[-1:]
+    rest = state[last[0] + 1 :] if len(last) else state[:0]
+    rest[rest == State.UNKNOWN] = State.ISSUED
     return Progress(state=state, end=end)
 
 
