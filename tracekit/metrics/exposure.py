@@ -69,7 +69,7 @@ def _may_be_last(code: Int64) -> Bool:
     """Causes that come after ``last_reduce`` in the order, and ``launched_late``, which would not have hidden it."""
     others = [
         code_of(name)
-        for name in ("launched_late", "launch_order", "serialized", "latency_bound", "bandwidth", "unknown")
+        for name in ("launched_late", "launch_order", "latency_bound", "serialized", "bandwidth", "unknown")
     ]
     result: Bool = np.isin(code, others)
     return result
@@ -199,7 +199,8 @@ def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thre
     late = on_launch & (around.running | (around.after_compute > near)) & ~nothing_to_hide_behind
     gathers_late = at_compute_end & issued_late & roles.gather & ~nothing_to_hide_behind
     in_time = known & (around.running | (around.stream_free <= near))
-    short = _many_and_short(view, roles, thresholds)
+    short = many_and_short(view, roles, thresholds)
+    serialized = at_compute_end & (np.abs(around.next_work) <= near)
     conditions = {
         "on_compute_stream": own,  # cannot be issued ahead: every other test would misread it
         "rate_limiter": (gathers_late | (late & roles.gather)) & _after_event_sync(view, roles, thresholds),
@@ -210,8 +211,8 @@ def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thre
         "microbatch_reduce": roles.microbatch,
         "optimizer_phase": optimizer,
         "launch_order": _held_up_by_launch_order(view, roles, around, thresholds),
-        "serialized": at_compute_end & (np.abs(around.next_work) <= near),
-        "latency_bound": (in_time | first_gather) & short,
+        "latency_bound": (in_time | first_gather | serialized) & short,
+        "serialized": serialized,
         "bandwidth": in_time,
     }
     code = np.select(list(conditions.values()), [code_of(name) for name in conditions], UNKNOWN)
@@ -276,7 +277,7 @@ def in_launch_order(view: RankView, thresholds: Thresholds) -> bool:
     return bool(np.count_nonzero(before > called) <= thresholds.launch_order_share * len(rows))
 
 
-def _many_and_short(view: RankView, roles: Roles, thresholds: Thresholds) -> Bool:
+def many_and_short(view: RankView, roles: Roles, thresholds: Thresholds) -> Bool:
     """Collectives of a kind that is mostly latency and occurs many times a step."""
     found = view.collectives
     cycles = max(len(np.unique(roles.cycle[roles.cycle != NONE])), 1)

@@ -65,6 +65,8 @@ def replayed(
         return replay_result(steps), findings
     what_if = WhatIf(steps, ranks, stragglers, thresholds)
     wanted = dict.fromkeys(CHANGE_OF_RULE[f.rule] for f in findings if f.rule in CHANGE_OF_RULE)
+    if not any(len(work.loading.start) for work in steps.graph.work):
+        wanted.pop(DATA_ON_TIME, None)  # it replays ranges that load data; without any it would change nothing
     predictions = what_if.predict([(change,) for change in wanted])
     # What cannot be replayed gains nothing known.
     gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}

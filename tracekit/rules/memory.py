@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,12 +81,13 @@ class Churn:
         if skipped := without_launches(context, self.code):
             yield skipped
             return
-        freed, taken = _memory_calls(context, context.views)
+        counts = {view.rank: _memory_calls(context, [view]) for view in context.views}
+        freed, taken = (sum(count[i] for count in counts.values()) for i in (0, 1))
         windows, limits = context.ledger.windows, context.thresholds
         if not context.steps or min(freed, taken) < limits.churn_calls * windows:
             return
         loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "allocator"))
-        yield loss.report(
+        found = loss.report(
             self.code,
             f"Memory is allocated {taken / windows:.0f} times and freed {freed / windows:.0f} times a step",
             [
@@ -111,3 +113,6 @@ class Churn:
             "that allocate for themselves, and shapes that change (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True). "
             "torch.cuda.memory._record_memory_history() names the callers.",
         )
+        # It is told by calls, whether or not the GPU idles in them.
+        often = tuple(rank for rank, count in counts.items() if min(count))
+        yield replace(found, ranks=often, steps=context.steps)

@@ -16,6 +16,9 @@ from tracekit.results import Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
 from tracekit.rules.stragglers import ALL_CAPTURES, ONE_RANK
 
+NO_SIZES = "no message sizes in the captures"
+WITH_SIZES = "nsys 2024.6 or newer, nsys export --include-blobs=true"
+
 
 class StageImbalance:
     """TK206: the ranks of one pipeline stage have more to compute than those of another."""
@@ -75,8 +78,8 @@ class SlowLink:
         if not known:
             yield SkippedRule(
                 rule=self.code,
-                reason="no message sizes in the captures",
-                capture_with="nsys 2024.6 or newer, nsys export --include-blobs=true",
+                reason=NO_SIZES,
+                capture_with=WITH_SIZES,
             )
             return
         alike: dict[object, list[Link]] = {}
@@ -159,6 +162,9 @@ class NetworkJitter:
             yield SkippedRule(rule=self.code, reason=ONE_RANK, capture_with=ALL_CAPTURES)
             return
         thresholds = context.thresholds
+        if context.links and all(link.bytes is None for link in context.links):
+            yield SkippedRule(rule=self.code, reason=NO_SIZES, capture_with=WITH_SIZES)
+            return
         jittery = [
             link
             for link in context.links

@@ -246,7 +246,8 @@ def _recomputed(view: RankView, context: Context) -> tuple[int, float]:
     """(ns of forward kernels that run again in backward, share of forward time whose kernels do); 0 ns where none do.
 
     Kernels are the same by name and grid. A matrix product can well occur in both passes; nearly all of the forward
-    pass cannot, nor can the forward kernel of attention.
+    pass cannot, nor can the forward kernel of attention. Gradients take twice as long as the forward pass: where hardly
+    any kernel is the backward pass's own, names do not tell the passes apart.
     """
     ops, phase = view.ops, view.labels.phase
     rows = np.flatnonzero((ops.kind == Kind.COMPUTE) & ((phase == FORWARD) | (phase == BACKWARD)))
@@ -266,7 +267,9 @@ def _recomputed(view: RankView, context: Context) -> tuple[int, float]:
         np.add.at(time[i], inverse[mine], (ops.end - ops.start)[rows[mine]])
     again = (count[0] > 0) & (2 * count[1] >= count[0])
     share = float(time[0][again].sum() / max(int(time[0].sum()), 1))
-    if share < context.thresholds.recompute_share:
+    own = int(time[1][count[0] == 0].sum())
+    told_apart = own >= context.thresholds.explained_share * int(time[1][again].sum())
+    if share < context.thresholds.recompute_share or not told_apart:
         again &= np.array([_forward_attention(view.names[i]) for i in (key >> 32).tolist()], np.bool_)
     once = time[1] // np.maximum(count[1], 1)
     return int((np.minimum(count[0], count[1]) * once)[again].sum()), share

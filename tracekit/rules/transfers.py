@@ -8,10 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.config import Thresholds
+from tracekit.metrics.bubbles import Lost
+from tracekit.metrics.exposure import many_and_short
+from tracekit.metrics.roles import roles_of, work_of
 from tracekit.metrics.views import RankView
-from tracekit.results import Collective, Evidence, Finding, SkippedRule
+from tracekit.results import Collective, Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
-from tracekit.rules.loss import Loss
+from tracekit.rules.loss import Loss, milliseconds
 from tracekit.rules.schedule import CauseRule, collectives_a_step, exposed_share, in_backward
 from tracekit.theory.gpus import gpu_of
 
@@ -34,17 +38,58 @@ class LatencyBound(CauseRule):
     }
     general = "Move the same bytes with fewer collectives."
 
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Small collectives that are exposed for another reason as well are told without a cost: that rule has it."""
+        own = list(super().check(context))
+        yield from own
+        if own:
+            return
+        loss = Loss.of(context, lambda view: _small(view, context.thresholds))
+        ns = int(loss.lengths().sum()) / loss.windows
+        if not loss.views or ns < context.thresholds.warning_share * context.step.wall_ns:
+            return
+        yield Finding(
+            rule=self.code,
+            severity=Severity.INFO,
+            title=self.claim(loss),
+            ranks=loss.ranks,
+            steps=loss.steps,
+            cost_ns=None,
+            gain_ns=None,
+            evidence=(
+                *self._lengths(loss),
+                Evidence(metric="exposed, under other findings", value=milliseconds(ns), unit="ms a step"),
+            ),
+            fix=self.fix(context),
+        )
+
     def claim(self, loss: Loss) -> str:
         """How short they are."""
         return f"Many collectives last {_median_us(loss):.0f} us, mostly latency, and are exposed"
 
     def evidence(self, loss: Loss) -> Iterable[Evidence]:
         """Number and length."""
-        limits = loss.context.thresholds
-        limit = limits.latency_bound_ns / 1_000
+        yield from self._lengths(loss)
+        yield exposed_share(loss)
+
+    def _lengths(self, loss: Loss) -> Iterable[Evidence]:
+        limit = loss.context.thresholds.latency_bound_ns / 1_000
         yield Evidence(metric="median duration", value=round(_median_us(loss), 2), unit="us", threshold=limit)
         yield collectives_a_step(loss)
-        yield exposed_share(loss)
+
+
+def _small(view: RankView, thresholds: Thresholds) -> Bool:
+    """(n,) mask of the exposed bubbles, but for waiting, of collectives that are many a step and mostly latency."""
+    small = np.zeros(len(view.bubbles), np.bool_)
+    found = view.collectives
+    sizes = np.bincount(found.of, minlength=len(found.group))
+    if not np.any(sizes >= thresholds.latency_bound_count):
+        return small
+    roles = roles_of(view, work_of(view), thresholds)
+    rows = found.row[many_and_short(view, roles, thresholds)]
+    small = (view.bubbles.lost == Lost.EXPOSED_COMM) & np.isin(view.bubbles.op, rows)
+    result: Bool = small & ~view.bubbles.of_cause(Lost.EXPOSED_COMM, "start_up", "peer_wait")
+    return result
 
 
 def _median_us(loss: Loss) -> float:
