@@ -339,6 +339,8 @@ def test_a_dump_of_another_moment_proves_nothing(older):
     job.rank(0).waits("world", 3005 if older else 5, "all_reduce", 4, 4)
     hang = verdict_on(job)
     if older:
+        job.rank(1).waits("world", 5, "all_reduce", 4, 4)  # it waits itself, and is no less old
+        assert verdict_on(job).verdict == "undecided"
         assert (hang.verdict, hang.culprits) == ("undecided", ())
         assert "rank 1" in hang.lacking[0]
     else:

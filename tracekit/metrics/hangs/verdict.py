@@ -98,7 +98,8 @@ def _on_cause(examined: Examined, cause: Cause) -> Draft:
 
 
 def _absent(examined: Examined, group: int, node: Node) -> Draft:
-    if np.isin(node.free, examined.stale).any():
+    old = np.isin(node.waiting, examined.stale)
+    if np.isin(node.free, examined.stale).any() or (old.size and old.all()):
         return Draft(verdict="undecided", group=group, lacking=[_newer(examined)])
     verdict = "host_blocked" if _all_blocked(examined, node.free) else "missing_rank"
     culprits, missing = examined.ranks(node.free), examined.ranks(node.absent)
