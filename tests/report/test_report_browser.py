@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from builders import (
     waiting_by_hand,
 )
 from test_report_html import hostile
-from test_report_palette import contrast
+from test_report_palette import contrast, seen_distance
 
 from tracekit.report.html import write_html
 from tracekit.report.palette import palette
@@ -464,3 +466,75 @@ def test_one_rank_and_no_steps_have_words_for_maps(open_report: Open) -> None:
         assert opened.page.locator("[data-figure=waits]").count() == 0
         assert opened.page.locator(".chart", has_text="Wait for peers").is_visible()
         assert opened.complaints == []
+
+
+def test_print_opens_the_folds_and_closes_them_again(open_report: Open) -> None:
+    page = open_report(*full()).page
+    folds = page.locator("details").count()
+    page.evaluate(
+        "addEventListener('beforeprint', () => { window.printed = document.querySelectorAll('details[open]').length; })"
+    )
+    page.pdf()
+    assert page.evaluate("window.printed") == folds > 5
+    assert page.locator("details[open]").count() == 0
+
+
+def test_print_shows_folds_without_script(open_report: Open) -> None:
+    page = open_report(*full(by_hand()), java_script_enabled=False, ready=False).page
+    cell = page.locator("td:has-text('403 MB')").first
+    assert not cell.is_visible()
+    page.emulate_media(media="print")
+    assert cell.is_visible()
+
+
+SIGHTS = ("protanopia", "deuteranopia", "tritanopia")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_families_stay_apart_with_emulated_colour_blindness(
+    open_report: Open, browser: Any, sight: str, theme: str
+) -> None:
+    # What is on the screen, hatching included: the mean colour of each sample in the legend of the bars.
+    job = simulate()
+    analysis = with_causes(make_analysis(job))
+    page = open_report(analysis, make_timeline(job), color_scheme=theme).page
+    page.context.new_cdp_session(page).send("Emulation.setEmulatedVisionDeficiency", {"type": sight})
+    samples = page.locator(".ledger .legend .sw").all()
+    pictures = [base64.b64encode(sample.screenshot()).decode() for sample in samples]
+    blank = browser.new_page()
+    colours = [mean_colour(blank, picture) for picture in pictures]
+    blank.close()
+    assert len(colours) == 6
+    # Compute is pale and the background of all others, which are held against each other.
+    for a, b in combinations(colours, 2):
+        assert seen_distance(a, b, "normal") >= 5, (colours.index(a), colours.index(b))
+
+
+def with_causes(analysis: Analysis) -> Analysis:
+    """Split exposed and idle time over causes of all families."""
+
+    def split(step: Any) -> Any:
+        exposed, idle = step.account.exposed_comm_ns, step.account.idle_ns
+        comm = {"peer_wait": exposed // 3, "no_prefetch": exposed // 3, "bandwidth": exposed - 2 * (exposed // 3)}
+        return replace(step, exposed_comm_by_cause=comm, idle_by_cause={"allocator": idle // 2, "unknown": idle // 2})
+
+    ranks = tuple(replace(rank, steps=tuple(map(split, rank.steps))) for rank in analysis.ranks)
+    return replace(analysis, ranks=ranks)
+
+
+def mean_colour(page: Any, picture: str) -> str:
+    """Mean of the picture's pixels, a ring of two at its edge left out."""
+    rgb = page.evaluate(
+        """async picture => {
+          const bytes = Uint8Array.from(atob(picture), c => c.charCodeAt(0));
+          const image = await createImageBitmap(new Blob([bytes]));
+          const canvas = new OffscreenCanvas(image.width, image.height), context = canvas.getContext("2d");
+          context.drawImage(image, 0, 0);
+          const {data} = context.getImageData(2, 2, image.width - 4, image.height - 4), sums = [0, 0, 0];
+          data.forEach((value, i) => { if (i % 4 < 3) sums[i % 4] += value; });
+          return sums.map(sum => Math.round(sum / (data.length / 4)));
+        }""",
+        picture,
+    )
+    return "#" + "".join(f"{value:02X}" for value in rgb)

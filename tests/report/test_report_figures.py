@@ -10,12 +10,20 @@ import pytest
 from builders import MS, by_hand, make_analysis, many_waiting, simulate, straggler, waiting_by_hand
 from plotly.offline import get_plotlyjs_version
 
+from tracekit.report.accounts import exposed_by_module
 from tracekit.report.details import collective_rows, size_rows
-from tracekit.report.figures import MAX_BARS, bandwidth_figure, collectives_figure, heat_figure, steps_figure
+from tracekit.report.figures import (
+    MAX_BARS,
+    bandwidth_figure,
+    collectives_figure,
+    heat_figure,
+    modules_figure,
+    steps_figure,
+)
 from tracekit.report.heat import HeatMaps, heat_maps
 from tracekit.report.palette import STATIC
 from tracekit.report.words import Scale
-from tracekit.results import Analysis
+from tracekit.results import Account, Analysis, Module
 
 MILLISECONDS = Scale("ms", 1_000_000, 1)
 
@@ -50,6 +58,41 @@ def test_collectives_counted_by_hand() -> None:
     assert figure["layout"]["yaxis"]["ticktext"] == ["all-gather 0x5f1c0d7e"]
 
 
+def test_exact_causes_are_on_hover() -> None:
+    # Step 1: rank 0 waits 20 of its 30 ms, rank 1 none of its 10; step 0: rank 0 waits 25 ms.
+    found = traces(steps_figure(waiting_by_hand(), MILLISECONDS))
+    assert found["wait"]["customdata"] == ["<br>12.5 peer wait", "<br>10.0 peer wait", "<br>7.5 peer wait"]
+    assert found["comm"]["customdata"][1] == "<br>10.0 unknown"
+    assert "customdata" not in found["compute"]
+
+
+def module(name: str, exposed_ms: int) -> Module:
+    figures = {"compute_ns": 0, "exposed_copy_ns": 0, "idle_ns": 0, "comm_ns": 0, "overlapped_comm_ns": 0}
+    exposed = exposed_ms * MS
+    return Module(module=name, account=Account(wall_ns=exposed, exposed_comm_ns=exposed, **figures))
+
+
+def test_modules_counted_by_hand() -> None:
+    # Over two steady steps: layers.0 is exposed for 8 ms on rank 0 and 4 ms on rank 1, so 3 ms a step and rank.
+    analysis = make_analysis(by_hand())
+    long = "<a href='//x'>" + "model.blocks." * 4 + "mlp"
+    modules = ((module(long, 2), module("layers.0", 8)), (module("layers.0", 4), module("quiet", 0)))
+    ranks = tuple(replace(rank, modules=own) for rank, own in zip(analysis.ranks, modules, strict=True))
+    rows = exposed_by_module(replace(analysis, ranks=ranks))
+    assert rows == [("layers.0", 3 * MS), (long, 0.5 * MS), ("quiet", 0)]
+    figure = modules_figure(rows, MILLISECONDS)
+    assert traces(figure)["comm"]["x"] == [3.0, 0.5]
+    assert figure
+    assert figure["layout"]["yaxis"]["ticktext"] == ["layers.0", "…" + long[-27:]]
+    assert modules_figure(rows[2:], MILLISECONDS) is None
+
+
+def test_names_are_text_to_the_chart_library() -> None:
+    figure = modules_figure([("<a href='//x'>&amp;</a>", 1.0 * MS)], MILLISECONDS)
+    assert figure
+    assert figure["layout"]["yaxis"]["ticktext"] == ["&lt;a href='//x'&gt;&amp;amp;&lt;/a&gt;"]
+
+
 def test_bandwidth_by_size() -> None:
     rows = size_rows(make_analysis(by_hand()))
     figure = bandwidth_figure(rows)
@@ -57,6 +100,7 @@ def test_bandwidth_by_size() -> None:
     assert traces(figure)["comm"]["x"] == [325.0]
     assert figure["layout"]["yaxis"]["ticktext"] == ["all-gather 0x5f1c 403 MB"]
     assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [450.0]
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["link 450"]
     assert bandwidth_figure([]) is None
 
 
@@ -66,6 +110,7 @@ def test_plotly_accepts_every_attribute() -> None:
     for figure in (
         steps_figure(analysis, MILLISECONDS),
         collectives_figure(collective_rows(analysis)),
+        modules_figure([("layers.0", 1.0 * MS)], MILLISECONDS),
         bandwidth_figure(size_rows(analysis)),
         heat_figure(maps, maps.waited, MILLISECONDS),
     ):

@@ -234,10 +234,12 @@ def test_degraded_states_are_words_in_place() -> None:
         in no_steps
     )
     assert "No steps in this capture, so there is nothing to compare." in no_steps
+    assert "Exposed time by moduleModules are counted a step, and this capture has none." in no_steps
     one = simulate(ranks=1)
     assert "One rank: waiting for peers cannot be told from transfer." in page_of(one).flat
     silent = simulate(comm=False)
     assert "No collectives in this capture." in page_of(silent).flat
+    assert "No NVTX ranges name modules. To have them: annotate the modules" in page_of(silent).flat
     assert "No communication kernels" in page_of(silent).flat
     job = by_hand()
     adrift = Clock(offset_ns=None, drift_ppm=None, uncertainty_ns=None, method=None)
@@ -247,6 +249,20 @@ def test_degraded_states_are_words_in_place() -> None:
     empty = Page(html.render_html(make_analysis(job), make_timeline(job)))
     assert "No operations to draw" in empty.flat
     assert "undefined" not in no_steps + empty.flat
+
+
+def test_no_bandwidth_says_what_would_tell_it() -> None:
+    analysis = make_analysis(by_hand())
+    untold = replace(analysis.collectives[0], busbw_gbps=None, by_size=())
+    for collective, why in (
+        (
+            replace(untold, bytes=None),
+            "Message sizes are not known. To have them: nsys 2024.6 or newer, and nsys export",
+        ),
+        (replace(untold, transfer_ns=None), "Transfer times need all ranks of a collective: analyze their captures"),
+    ):
+        flat = page_of(by_hand(), replace(analysis, collectives=(collective,))).flat
+        assert f"Bus bandwidth by size{why}" in flat
 
 
 def test_occupancy_is_told() -> None:
@@ -337,7 +353,7 @@ def test_waits_are_tables_too() -> None:
         in page.flat
     )
     assert "Rank 1slow" in page.flat
-    assert page.block("figures-data").keys() == {"bandwidth", "steps", "collectives", "waits", "arrivals"}
+    assert page.block("figures-data").keys() == {"bandwidth", "steps", "collectives", "modules", "waits", "arrivals"}
 
 
 def test_maps_that_cannot_be_drawn_say_why() -> None:

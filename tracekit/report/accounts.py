@@ -53,6 +53,12 @@ def account_tables(analysis: Analysis) -> list[AccountTable]:
     return [table for table in tables if table.rows]
 
 
+def exposed_by_module(analysis: Analysis) -> list[tuple[str, float]]:
+    """Return (module, exposed communication in ns a steady step, mean over ranks), most first."""
+    rows = [(clean(name, 120), account.exposed_comm_ns / over) for name, account, over in _by_module(analysis)]
+    return sorted(rows, key=lambda row: -row[1])
+
+
 def _table(title: str, about: str, first: str, entries: Sequence[_Entry]) -> AccountTable:
     scale = Scale.of(max((account.wall_ns / over for _, account, over in entries), default=0))
     return AccountTable(

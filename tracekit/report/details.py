@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.report.words import Scale, clean, duration, ratio, share, size
 from tracekit.results import Analysis, Evidence
 
@@ -64,6 +65,17 @@ def size_rows(analysis: Analysis) -> list[SizeRow]:
         for c in analysis.collectives
         for each in c.by_size
     ]
+
+
+def why_no_bandwidth(analysis: Analysis) -> str:
+    """Return what keeps bus bandwidth from being told, and what would tell it."""
+    if not analysis.collectives:
+        return "No collectives in this capture."
+    if all(c.bytes is None for c in analysis.collectives):
+        return f"Message sizes are not known. To have them: {clean(REMEDIES['nccl_payload'][1])}."
+    if all(c.transfer_ns is None for c in analysis.collectives if c.bytes is not None):
+        return "Transfer times need all ranks of a collective: analyze their captures together."
+    return "None of these collectives has a known size, a transfer time and a bus bandwidth."
 
 
 def _gbps(value: float) -> str:

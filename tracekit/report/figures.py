@@ -5,6 +5,7 @@ Colours are those of the light theme; each trace names its family in ``meta``, b
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,16 @@ from tracekit.report.causes import FAMILIES
 from tracekit.report.details import CollectiveRow, SizeRow
 from tracekit.report.heat import HeatMaps
 from tracekit.report.palette import palette
-from tracekit.report.summary import families_of
-from tracekit.report.words import Scale
+from tracekit.report.summary import families_of, lost_of
+from tracekit.report.words import Scale, clean
 from tracekit.results import Analysis, Step
 
 MAX_BARS = 240
 """More steps than this are drawn as means of neighbouring steps."""
 MAX_COLLECTIVES = 12
 MAX_SIZES = 16
+MAX_NAME = 28
+"""Longer names of modules keep their end, which tells them apart."""
 MAX_NUMBERED_COLUMNS, MAX_NUMBERED_ROWS = 12, 32
 """Larger heat maps have no numbers in their cells: they would not fit."""
 _ROW_PX = {True: 24, False: 12}
@@ -41,12 +44,19 @@ def steps_figure(analysis: Analysis, scale: Scale) -> Figure | None:
     width = -(-len(numbers) // MAX_BARS)
     groups = [numbers[i : i + width] for i in range(0, len(numbers), width)]
     labels = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
-    means = [_mean_families([step for number in group for step in by_step[number]]) for group in groups]
+    members = [[step for number in group for step in by_step[number]] for group in groups]
+    means = [_mean_families(steps) for steps in members]
+    causes = [_mean_causes(steps, scale) for steps in members]
     traces = []
     for family in FAMILIES:
         values = [round(mean.get(family.key, 0.0) / scale.unit_ns, 6) for mean in means]
         if any(values):
-            traces.append(_bars(family.key, family.label, x=labels, y=values, unit=scale.unit))
+            trace = _bars(family.key, family.label, x=labels, y=values, unit=scale.unit)
+            texts = [by_family.get(family.key, "") for by_family in causes]
+            if any(texts):
+                trace["customdata"] = texts
+                trace["hovertemplate"] = f"%{{y:.2f}} {scale.unit} {family.label}%{{customdata}}<extra></extra>"
+            traces.append(trace)
     layout = _layout(xaxis_title="step", yaxis_title=f"{scale.unit} a step")
     layout["xaxis"]["type"] = "category"
     return {"data": traces, "layout": layout}
@@ -60,6 +70,49 @@ def _mean_families(steps: list[Step]) -> dict[str, float]:
     return total
 
 
+def _mean_causes(steps: Sequence[Step], scale: Scale) -> dict[str, str]:
+    """Return by family the exact causes with their times, a line each, most first."""
+    lost: dict[tuple[str, str], float] = {}
+    for step in steps:
+        for family, cause, ns in lost_of(step):
+            lost[family, cause] = lost.get((family, cause), 0.0) + ns / len(steps)
+    texts: dict[str, str] = {}
+    for (family, cause), mean_ns in sorted(lost.items(), key=lambda item: -item[1]):
+        line = f"<br>{scale.format(mean_ns)} {plain(cause.replace('_', ' '))}"
+        texts[family] = texts.get(family, "") + line
+    return texts
+
+
+def plain(text: str) -> str:
+    """Return text as it is to be read: the chart library takes it for a small kind of HTML."""
+    return html.escape(clean(text), quote=False)
+
+
+def modules_figure(rows: Sequence[tuple[str, float]], scale: Scale) -> Figure | None:
+    """Return exposed time by module, most first; None where no module is known to expose any.
+
+    ``rows`` are (module, ns a steady step, mean over ranks), most first.
+    """
+    shown = [(name, ns) for name, ns in rows if ns > 0][:MAX_COLLECTIVES]
+    if not shown:
+        return None
+    labels = [name if len(name) <= MAX_NAME else "…" + name[1 - MAX_NAME :] for name, _ in shown]
+    values = [ns / scale.unit_ns for _, ns in shown]
+    return _ranked(values, labels, f"%{{x:.2f}} {scale.unit}", f"{scale.unit} exposed")
+
+
+def _ranked(values: Sequence[float], labels: Sequence[str], hover: str, title: str) -> Figure:
+    """Return bars from left to right, each with its label, the first at the top."""
+    places = [str(i) for i in range(len(values))]
+    trace = _bars("comm", title, x=[round(value, 6) for value in values], y=places, unit="")
+    trace |= {"orientation": "h", "hovertemplate": f"{hover}<extra></extra>", "showlegend": False}
+    layout = _layout(xaxis_title=title, yaxis_title=None)
+    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
+    layout["yaxis"] |= {"tickmode": "array", "tickvals": places, "ticktext": [plain(label) for label in labels]}
+    layout["yaxis"]["ticklabelstandoff"] = 5
+    return {"data": [trace], "layout": layout}
+
+
 def collectives_figure(rows: list[CollectiveRow]) -> Figure | None:
     """Return exposed time by collective, most first, mean over ranks; None where no collective is exposed."""
     shown = [row for row in rows if row.exposed_ns > 0][:MAX_COLLECTIVES]
@@ -67,15 +120,8 @@ def collectives_figure(rows: list[CollectiveRow]) -> Figure | None:
         return None
     scale = shown[0].scale
     labels = [f"{row.op} {row.communicator[:10] if row.communicator else ''}".rstrip() for row in shown]
-    values = [round(row.exposed_ns / scale.unit_ns, 6) for row in shown]
-    trace = _bars("comm", "exposed", x=values, y=[str(i) for i in range(len(shown))], unit=scale.unit)
-    trace["orientation"] = "h"
-    trace["hovertemplate"] = f"%{{x:.2f}} {scale.unit}<extra></extra>"
-    trace["showlegend"] = False
-    layout = _layout(xaxis_title=f"{scale.unit} exposed", yaxis_title=None)
-    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
-    layout["yaxis"] |= {"tickmode": "array", "tickvals": [str(i) for i in range(len(shown))], "ticktext": labels}
-    return {"data": [trace], "layout": layout}
+    values = [row.exposed_ns / scale.unit_ns for row in shown]
+    return _ranked(values, labels, f"%{{x:.2f}} {scale.unit}", f"{scale.unit} exposed")
 
 
 def bandwidth_figure(rows: Sequence[SizeRow]) -> Figure | None:
@@ -83,24 +129,20 @@ def bandwidth_figure(rows: Sequence[SizeRow]) -> Figure | None:
     shown = [row for row in rows if row.busbw_gbps is not None][:MAX_SIZES]
     if not shown:
         return None
-    values = [round(row.busbw_gbps or 0.0, 3) for row in shown]
-    places = [str(i) for i in range(len(shown))]
-    trace = _bars("comm", "bus bandwidth", x=values, y=places, unit="GB/s")
-    trace["orientation"] = "h"
-    trace["hovertemplate"] = "%{x:.1f} GB/s<extra></extra>"
-    trace["showlegend"] = False
-    layout = _layout(xaxis_title="GB/s", yaxis_title=None)
     labels = [
         f"{row.op} {row.communicator[:6] if row.communicator else ''} {row.size}".replace("  ", " ") for row in shown
     ]
-    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
-    layout["yaxis"] |= {"tickmode": "array", "tickvals": places, "ticktext": labels}
+    figure = _ranked([row.busbw_gbps or 0.0 for row in shown], labels, "%{x:.1f} GB/s", "GB/s")
     peaks = sorted({row.peak_gbps for row in shown if row.peak_gbps})
     line = {"color": palette()["light"]["ink3"], "width": 1, "dash": "dash"}
+    place: Figure = {"yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
+    layout = figure["layout"]
     layout["shapes"] = [
         {"type": "line", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line} for x in peaks
     ]
-    return {"data": [trace], "layout": layout}
+    layout["annotations"] = [place | {"x": x, "text": f"link {x:g}", "font": {"size": 11}} for x in peaks]
+    layout["margin"] |= {"t": 22 if peaks else layout["margin"]["t"], "r": 24}
+    return figure
 
 
 def heat_figure(maps: HeatMaps, cells: Sequence[Sequence[float | None]], scale: Scale) -> Figure:

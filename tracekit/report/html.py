@@ -14,9 +14,10 @@ from markupsafe import Markup
 from tracekit._version import __version__
 from tracekit.metrics.views import Detail
 from tracekit.report import details, everything, hang_page, squeeze, words
-from tracekit.report.accounts import account_tables
+from tracekit.report.accounts import account_tables, exposed_by_module
 from tracekit.report.causes import FAMILIES
-from tracekit.report.figures import bandwidth_figure, collectives_figure, heat_figure, steps_figure
+from tracekit.report.chart_views import chart_views
+from tracekit.report.figures import bandwidth_figure, collectives_figure, heat_figure, modules_figure, steps_figure
 from tracekit.report.files import write_whole
 from tracekit.report.heat import heat_maps
 from tracekit.report.palette import STATIC, stylesheet
@@ -86,6 +87,7 @@ def render_html(
     figures = {
         "steps": steps_figure(analysis, summary.scale),
         "collectives": collectives_figure(rows),
+        "modules": modules_figure(exposed_by_module(analysis), summary.scale),
         "bandwidth": bandwidth_figure(sizes),
         **{view.key: heat_figure(maps, view.cells, summary.scale) for view in waits if maps and view.cells},
     }
@@ -104,7 +106,7 @@ def render_html(
         findings=finding_views(analysis, summary, sheet),
         cards=CARDS,
         hang=hang_page.page(analysis.hang) if analysis.hang is not None else None,
-        charts=figures,
+        chart_views=chart_views(analysis, figures, rows, sizes),
         waits=waits,
         maps=maps,
         ranks=rank_rows(analysis, summary.scale),

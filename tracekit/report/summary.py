@@ -145,18 +145,23 @@ def families_of(steps: Sequence[Step], account: Account) -> dict[str, float]:
     return {key: ns for key, ns in totals.items() if ns > 0}
 
 
+def lost_of(step: Step) -> Iterable[tuple[str, str, int]]:
+    """Yield (family, cause, ns) of the time that a step of one rank loses."""
+    for causes, family_of in (
+        (step.exposed_comm_by_cause, family_of_exposed),
+        (step.exposed_copy_by_cause, lambda _: "copy"),
+        (step.idle_by_cause, family_of_idle),
+    ):
+        for cause, ns in causes.items():
+            yield family_of(cause), cause, ns
+
+
 def _lost_by_cause(analysis: Analysis) -> list[tuple[Family, str, float]]:
     steps = [step for rank in analysis.ranks for step in steady_steps(analysis, rank)]
     found: dict[tuple[str, str], int] = {}
     for step in steps:
-        for causes, family_of in (
-            (step.exposed_comm_by_cause, family_of_exposed),
-            (step.exposed_copy_by_cause, lambda _: "copy"),
-            (step.idle_by_cause, family_of_idle),
-        ):
-            for cause, ns in causes.items():
-                key = family_of(cause), cause
-                found[key] = found.get(key, 0) + ns
+        for family, cause, ns in lost_of(step):
+            found[family, cause] = found.get((family, cause), 0) + ns
     families = {family.key: family for family in FAMILIES}
     by_size = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     return [(families[family], cause, ns / len(steps)) for (family, cause), ns in by_size]

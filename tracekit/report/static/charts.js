@@ -29,6 +29,7 @@ function drawCharts() {
     const {data, layout} = figures[place.dataset.figure];
     for (const trace of data) trace.meta.values ? repaintHeat(trace, layout, colours) : repaint(trace, colours);
     for (const shape of layout.shapes || []) shape.line.color = colours.ink3;
+    for (const note of layout.annotations || []) note.font.color = colours.ink3;
     layout.font.color = colours.ink2;
     layout.xaxis.gridcolor = layout.yaxis.gridcolor = colours.line;
     layout.hoverlabel = {bgcolor: colours.card, bordercolor: colours.line2, font: {color: colours.ink}};

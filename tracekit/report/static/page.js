@@ -25,7 +25,12 @@ function listenToPage() {
   document.addEventListener("keydown", event => {
     if (event.key === "?" && !byId("keys").open) byId("keys").showModal();
   });
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(fold => { fold.open = true; }));
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const fold of opened) fold.open = true;
+  });
+  addEventListener("afterprint", () => { for (const fold of opened) fold.open = false; });
 }
 
 // Long lanes are summed up for frames that show all of them while the reader still reads.
