@@ -28,9 +28,10 @@ def planned(tmp_path: Path, *flags: str, world: int = 2, python: str = sys.execu
 
 def test_seventy_billion_parameters_on_64_ranks_within_a_minute_and_a_gigabyte(tmp_path: Path) -> None:
     program = (
-        "import resource, subprocess, sys, time; start = time.monotonic();"
+        "import resource, subprocess, sys;"
         "status = subprocess.run([sys.executable, '-m', 'instrumented_trainer', *sys.argv[1:]]).returncode;"
-        "print('used', status, time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+        "print('used', status, used.ru_utime + used.ru_stime, used.ru_maxrss)"  # other work on the machine counts not
     )
     flags = [
         "--model",
