@@ -353,7 +353,7 @@ def _not_aligned(timeline: Timeline, tracks: Sequence[RankTrack], together: Toge
     paths = []
     for row, (track, clock) in enumerate(zip(tracks, together.clocks, strict=True)):
         shared = sum(
-            kind.index.shape[1] for kind in together.matched if row in kind.members and kind.op in FINISH_TOGETHER
+            kind.shared(row) for kind in together.matched if row in kind.members and kind.op in FINISH_TOGETHER
         )
         if clock is None and (shared >= FEWEST or not _meets_another_capture(timeline, tracks, together, row)):
             paths.append(timeline.captures[timeline.processes[track.process].capture].path)

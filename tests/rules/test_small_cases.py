@@ -8,6 +8,7 @@ import cases_exposed  # noqa: F401
 import cases_hangs  # noqa: F401
 import cases_host  # noqa: F401
 import cases_stragglers  # noqa: F401
+import cases_variants  # noqa: F401
 import pytest
 from small_captures import CASES
 

@@ -41,6 +41,11 @@ class Matched:
     end: Int64
     """(k,) when each ends, on the first rank's clock (the latest of the members' ends)."""
 
+    def shared(self, member: int) -> int:
+        """How many of these one of the members has together with any other."""
+        there = self.index != NONE
+        return int(np.count_nonzero(there[self.members.index(member)] & (np.count_nonzero(there, axis=0) > 1)))
+
     @property
     def complete(self) -> NDArray[np.bool_]:
         """(k,) whether all members have the operation."""

@@ -69,11 +69,10 @@ def _saves(view: RankView, context: Context) -> tuple[Bool, int, int, int]:
     copies = copies[~np.isin(labels.phase[copies], WORK)]
     if len(copies) == 0 or len(working.start) == 0:
         return none, 0, 0, 0
-    at = np.searchsorted(working.start, ops.start[copies], side="right")  # the gap before the at-th stretch of work
-    inside = (at > 0) & (at < len(working.start)) & (ops.start[copies] >= working.end[np.maximum(at - 1, 0)])
-    copied = np.zeros(len(working.start) + 1, np.int64)
-    np.add.at(copied, at[inside], ops.bytes[copies[inside]])
-    gaps = np.flatnonzero(copied >= context.thresholds.checkpoint_bytes)
+    back = np.flatnonzero(named(ops, np.arange(len(ops)), view.activity.names, TO_DEVICE))
+    copied, returned = _by_gap(view, copies), _by_gap(view, back)
+    # What comes back before work goes on was offloaded, not saved.
+    gaps = np.flatnonzero((copied >= context.thresholds.checkpoint_bytes) & (2 * returned < copied))
     low, high = working.end[gaps - 1], working.start[gaps]
     rows = np.flatnonzero(ops.kind != Kind.COPY)
     by_end = rows[np.argsort(ops.end[rows], kind="stable")]
@@ -87,6 +86,16 @@ def _saves(view: RankView, context: Context) -> tuple[Bool, int, int, int]:
     saving = ours & (Cover.of(low, high).within(bubbles.start, bubbles.end) > 0)
     met = Cover.of(bubbles.start[saving], bubbles.end[saving]).within(low, high) > 0
     return saving, int(np.count_nonzero(met)), int(copied[gaps[met]].sum()), int((high - low)[met].max(initial=0))
+
+
+def _by_gap(view: RankView, copies: NDArray[np.intp]) -> Int64:
+    """Bytes of the copies that start in the gap before each stretch of work; 0 before the first and after the last."""
+    working, start = view.covers.compute_or_comm, view.ops.start[copies]
+    at = np.searchsorted(working.start, start, side="right")
+    inside = (at > 0) & (at < len(working.start)) & (start >= working.end[np.maximum(at - 1, 0)])
+    size = np.zeros(len(working.start) + 1, np.int64)
+    np.add.at(size, at[inside], np.maximum(view.ops.bytes[copies[inside]], 0))
+    return size
 
 
 class HeldByCopy:

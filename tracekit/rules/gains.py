@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tracekit.config import Thresholds
 from tracekit.metrics.replay.replay import Steps
 from tracekit.metrics.replay.what_if import (
@@ -67,6 +69,8 @@ def replayed(
     wanted = dict.fromkeys(CHANGE_OF_RULE[f.rule] for f in findings if f.rule in CHANGE_OF_RULE)
     if not any(len(work.loading.start) for work in steps.graph.work):
         wanted.pop(DATA_ON_TIME, None)  # it replays ranges that load data; without any it would change nothing
+    if not any(np.any(work.waits_for) for work in steps.graph.work):
+        wanted.pop(SYNC_OFF, None)  # nor can waits be left out that no synchronisation record tells of
     predictions = what_if.predict([(change,) for change in wanted])
     # What cannot be replayed gains nothing known.
     gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}
