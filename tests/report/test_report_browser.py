@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import LEFT, RIGHT, Open, pixel
 from builders import (
     MS,
     by_hand,
     make_analysis,
-    make_detail,
     make_timeline,
     many_waiting,
     simulate,
@@ -27,78 +25,12 @@ from builders import (
 from test_report_html import hostile
 from test_report_palette import contrast, seen_distance
 
-from tracekit.report.html import write_html
 from tracekit.report.palette import palette
-from tracekit.report.timeline.scene import MAX_EVENTS
 from tracekit.results import Analysis
 from tracekit.timeline import Timeline
 
 pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="browser: playwright is not installed")
-
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-READY = "#where b"
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        yield launched
-        launched.close()
-
-
-@dataclass
-class Opened:
-    """A page with what went wrong in it and what it asked the network for."""
-
-    page: Any
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-Open = Callable[..., Opened]
-
-
-@pytest.fixture
-def open_report(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    contexts = []
-
-    def open_(
-        analysis: Analysis,
-        timeline: Timeline,
-        *,
-        width: int = 1280,
-        ready: bool = True,
-        max_events: int = MAX_EVENTS,
-        **options: Any,
-    ) -> Opened:
-        path = tmp_path / "report.html"
-        write_html(analysis, timeline, path, detail=make_detail(analysis, timeline), max_events=max_events)
-        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options)
-        contexts.append(context)
-        opened = Opened(context.new_page())
-        opened.page.on(
-            "console", lambda m: opened.complaints.append(m.text) if m.type in {"error", "warning"} else None
-        )
-        opened.page.on("pageerror", lambda e: opened.complaints.append(str(e)))
-        opened.page.on("request", lambda r: opened.requests.append(r.url))
-        opened.page.goto(path.as_uri())
-        if ready:
-            opened.page.locator(READY).wait_for(state="attached")
-        return opened
-
-    yield open_
-    for context in contexts:
-        context.close()
 
 
 def full(job: Any = None) -> tuple[Analysis, Timeline]:
@@ -106,18 +38,9 @@ def full(job: Any = None) -> tuple[Analysis, Timeline]:
     return make_analysis(job, findings=some_findings(10 * MS), **some_gaps()), make_timeline(job)
 
 
-def pixel(page: Any, x: float, y: float) -> str:
-    """Colour of the canvas at a point in CSS pixels."""
-    rgba = page.evaluate(
-        "([x, y]) => [...document.querySelector('#canvas').getContext('2d').getImageData(x, y, 1, 1).data]", [x, y]
-    )
-    return "#" + "".join(f"{value:02X}" for value in rgba[:3])
-
-
 def at_share(share: float) -> float:
-    """X in the canvas of a share of the step: it spans 140 to width - 12, with half a percent more on either side."""
-    width = 1280 - 2 * 24 - 2  # page padding and the card's border
-    return 140 + (share + 0.005) / 1.01 * (width - 12 - 140)
+    """X in the canvas of a share of the step, which has half a percent more on either side."""
+    return LEFT + (share + 0.005) / 1.01 * (RIGHT - LEFT)
 
 
 def shown(page: Any) -> str:
@@ -174,8 +97,7 @@ def test_keys_zoom_pan_and_return(open_report: Open) -> None:
     page.wait_for_timeout(100)
     # 70.7 ms around 150 ms, moved on by three times 18 %: 165 ms, in the exposed communication, is left of the middle.
     start = 150 - 70.7 / 2 + 3 * 0.18 * 70.7
-    right = 1280 - 2 * 24 - 2 - 12
-    assert pixel(page, 140 + (165 - start) / 70.7 * (right - 140), 54) == palette()["light"]["comm"]
+    assert pixel(page, LEFT + (165 - start) / 70.7 * (RIGHT - LEFT), 54) == palette()["light"]["comm"]
     page.keyboard.press("s")
     page.keyboard.press("0")
     sync_api.expect(page.locator("#where")).to_have_text(re.compile(r"101\.0 ms"))

@@ -16,6 +16,7 @@ function watchCharts() {
   const watcher = new IntersectionObserver(async entries => {
     if (!entries.some(entry => entry.isIntersecting)) return;
     watcher.disconnect();
+    await new Promise(whenIdle);
     plotly = await loadPlotly();
     drawCharts();
   }, {rootMargin: "600px"});

@@ -35,8 +35,8 @@ function listenToPage() {
 
 // Long lanes are summed up for frames that show all of them while the reader still reads.
 function prepare(lanes) {
-  const idle = window.requestIdleCallback || (act => setTimeout(act, 50)), lane = lanes.pop();
-  if (lane) idle(() => { if (!lane.groups) groupsOf(lane); prepare(lanes); });
+  const lane = lanes.pop();
+  if (lane) whenIdle(() => { if (!lane.groups) groupsOf(lane); prepare(lanes); });
 }
 
 async function start() {
@@ -51,7 +51,7 @@ async function start() {
   listen(shown);
   listenToOverview(shown);
   listenToAddress(shown);
-  addEventListener("resize", shown.schedule);
+  addEventListener("resize", shown.remeasure);
   draw(shown);
   if (!goTo(shown, location.hash)) showSelection(shown);
   prepare(shown.scene.ranks.flatMap(rank => [rank.ledger, ...rank.lanes]).filter(lane => lane.start.length > 4096));

@@ -75,8 +75,8 @@ function listen(timeline) {
     else if (event.key === "Escape") leaveFind(timeline);
   });
   byId("ranks").addEventListener("input", event => filterRanks(timeline, event.target.value));
-  addEventListener("scroll", timeline.schedule, {passive: true});
-  timeline.scroller.addEventListener("scroll", timeline.schedule, {passive: true});
+  addEventListener("scroll", timeline.remeasure, {passive: true});
+  timeline.scroller.addEventListener("scroll", timeline.remeasure, {passive: true});
 }
 
 function distance(pointers) {
@@ -145,7 +145,7 @@ const ACTIONS = {
     const full = t.section.classList.toggle("full");
     document.documentElement.classList.toggle("covered", full);
     document.querySelector("[data-do=full]").setAttribute("aria-pressed", String(full));
-    t.schedule();
+    t.remeasure();
   },
 };
 const KEYS = {

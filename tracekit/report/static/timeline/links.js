@@ -6,7 +6,7 @@ function addressOf(timeline) {
   const {view, selected, only, scene} = timeline, parts = ["t=" + Math.round(view.start) + "-" + Math.round(view.end)];
   if (only) parts.push("r=" + [...only].join(","));
   const found = selected && collectiveOf(scene, selected);
-  if (found) parts.push("c=" + found.seq + (scene.collectives.length > 1 ? "." + communicatorsOf(scene).indexOf(found.kind.communicator) : ""));
+  if (found) parts.push("c=" + found.seq + (communicatorsOf(scene).length > 1 ? "." + communicatorsOf(scene).indexOf(found.kind.communicator) : ""));
   return "#" + parts.join("&");
 }
 
@@ -77,7 +77,7 @@ function visit(timeline, bubble, {start, end} = {start: bubble.lane.start[bubble
 // Called on each frame: once the view has settled it goes into the address and the history.
 function rememberView(timeline) {
   clearTimeout(timeline.settling);
-  timeline.settling = setTimeout(() => {
+  timeline.settling = setTimeout(() => whenIdle(() => {
     const {view, past, at, home} = timeline, same = (a, b) => Math.abs(a.start - b.start) < 1 && Math.abs(a.end - b.end) < 1;
     if (!same(view, past[at])) {
       past.splice(at + 1, Infinity, {...view});
@@ -89,7 +89,7 @@ function rememberView(timeline) {
     if (untouched && !location.hash) return;
     const address = untouched ? location.pathname + location.search : addressOf(timeline);
     try { history.replaceState(null, "", address); } catch { /* some browsers forbid it for files, or limit how often */ }
-  }, SETTLED_MS);
+  }), SETTLED_MS);
 }
 
 function revisit(timeline, by) {

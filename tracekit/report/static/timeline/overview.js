@@ -45,9 +45,11 @@ function drawOverview(timeline) {
     timeline.strip = {copy, made: colours, w: width, ratio};
     paintStrip(timeline, copy, x);
   }
+  const from = x(view.start), to = x(view.end), drawn = from.toFixed(1) + to.toFixed(1);
+  if (timeline.strip.drawn === drawn) return;
+  timeline.strip.drawn = drawn;
   fit(map, c, width, STRIP, ratio);
   c.drawImage(timeline.strip.copy, 0, 0, width, STRIP);
-  const from = x(view.start), to = x(view.end);
   c.strokeStyle = colours.ink;
   c.lineWidth = 1.6;
   c.strokeRect(Math.max(left - 1, from), 4, Math.max(3, Math.min(right, to) - from), BARS + 4);

@@ -2,6 +2,11 @@
 
 const byId = id => document.getElementById(id);
 
+function whenIdle(act) {
+  if (window.requestIdleCallback) requestIdleCallback(act, {timeout: 1000});
+  else setTimeout(act, 50);
+}
+
 function json(id) {
   const block = byId(id);
   return block ? JSON.parse(block.textContent) : null;

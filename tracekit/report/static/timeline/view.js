@@ -10,12 +10,12 @@ function makeTimeline(scene) {
     home: {start: scene.focus[0] - margin, end: scene.focus[1] + margin},
     selected: null, peers: [], range: null, focus: 0, query: "", hits: null, only: null, sorted: false, collapsed: scene.ranks.length > 8,
     expanded: new Set(scene.ranks.length === 1 ? scene.ranks : []), rows: [], width: 0, height: 0, left: 0, right: 0, offset: 0,
-    pending: false, colours: null, fills: null,
+    pending: false, colours: null, fills: null, parts: null,
+    get overview() { return this.parts ||= overviewOf(scene); },
   };
   timeline.view = {...timeline.home};
   timeline.past = [{...timeline.view}];
   timeline.at = 0;
-  timeline.overview = overviewOf(scene);
   timeline.x = t => timeline.left + (t - timeline.view.start) / (timeline.view.end - timeline.view.start) * (timeline.right - timeline.left);
   timeline.time = x => timeline.view.start + (x - timeline.left) / (timeline.right - timeline.left) * (timeline.view.end - timeline.view.start);
   timeline.schedule = () => {
@@ -23,6 +23,7 @@ function makeTimeline(scene) {
     timeline.pending = true;
     requestAnimationFrame(() => { timeline.pending = false; draw(timeline); });
   };
+  timeline.remeasure = () => { timeline.measured = false; timeline.schedule(); };
   timeline.restyle = () => { timeline.colours = null; timeline.schedule(); };
   timeline.arrange = () => { arrange(timeline); timeline.schedule(); };
   return timeline;
@@ -32,7 +33,7 @@ function makeTimeline(scene) {
 function arrange(timeline) {
   const {scene, collapsed, expanded, only} = timeline;
   const ranks = scene.ranks.filter(rank => !only || only.has(rank.rank));
-  if (timeline.sorted) ranks.sort((a, b) => waitShare(timeline, b) - waitShare(timeline, a));
+  if (timeline.sorted && timeline.overview) ranks.sort((a, b) => waitShare(timeline, b) - waitShare(timeline, a));
   const ledger = !collapsed ? 26 : ranks.length >= 128 ? 3 : ranks.length >= 32 ? 8 : 26, gap = ledger < 26 ? ledger === 8 ? 1 : 0 : RANK_GAP;
   let y = HEAD + 8;
   timeline.rows = [];
@@ -49,9 +50,13 @@ function arrange(timeline) {
   });
   timeline.height = y + (gap ? 0 : 8);
   timeline.lanes.style.height = timeline.height + "px";
+  timeline.measured = false;
 }
 
+// Reads sizes and places, which costs a layout: not on frames that only zoom or pan.
 function resize(timeline) {
+  if (timeline.measured && timeline.colours) return;
+  timeline.measured = true;
   const {canvas, context, section, lanes} = timeline, ratio = devicePixelRatio || 1, full = section.classList.contains("full");
   const room = full ? timeline.scroller.clientHeight : innerHeight;
   timeline.width = lanes.clientWidth;
@@ -107,10 +112,13 @@ function draw(timeline) {
   c.restore();
   drawHead(timeline);
   drawRange(timeline);
-  drawOverview(timeline);
   showWhere(timeline);
   rememberView(timeline);
-  if (!timeline.drawn) timeline.drawn = performance.mark("timeline-drawn");
+  if (timeline.drawn) drawOverview(timeline);
+  else { // the lanes first: the strip takes a look at every piece
+    timeline.drawn = performance.mark("timeline-drawn");
+    timeline.schedule();
+  }
 }
 
 // Where the ruler counts from: the step in the middle of the view; with several steps in view, the capture's start.
@@ -196,7 +204,7 @@ function drawLabel(timeline, row) {
   c.font = "620 12" + SANS;
   c.fillStyle = colours.ink;
   c.fillText((left > 100 ? "rank " : "r") + number, left > 100 ? 24 : 14, middle);
-  const wait = waitShare(timeline, row.rank), at = 24 + c.measureText("rank " + number).width + 6;
+  const wait = timeline.parts ? waitShare(timeline, row.rank) : 0, at = 24 + c.measureText("rank " + number).width + 6;
   c.font = SMALL;
   c.fillStyle = colours.ink3;
   if (left > 100 && wait >= .005) fitText(c, "waits " + percent(wait, 1), at, middle, left - at - 2);
@@ -296,10 +304,12 @@ function badge(timeline, text, at, ground, beside) {
 }
 
 function showWhere(timeline) {
-  const bold = document.createElement("b"), {name} = baseOf(timeline), {step} = timeline.scene;
-  bold.textContent = duration(timeline.view.end - timeline.view.start);
-  const where = name.startsWith("step") ? name + (name === "step " + step ? " (median) · " : " · ") : "";
-  byId("where").replaceChildren(where, bold, " shown");
+  const {name} = baseOf(timeline), {step} = timeline.scene, said = byId("where"), length = duration(timeline.view.end - timeline.view.start);
+  const where = (name.startsWith("step") ? name + (name === "step " + step ? " (median) · " : " · ") : "");
+  if (said.textContent === where + length + " shown") return;
+  const bold = document.createElement("b");
+  bold.textContent = length;
+  said.replaceChildren(where, bold, " shown");
 }
 
 function setView(timeline, start, end) {
