@@ -346,28 +346,34 @@ def crowded(communicators, ranks=8, members=3, rounds=3, seed=7):
 
 
 def blamed_by_hand(told, ranks):
-    """What was waited for each rank, ns: for each collective, look back over all that its last rank waited in since."""
+    """What was waited for each rank, ns: for each collective, look back over all that its last rank waited in since.
+
+    Arrivals within 1 us of the last are a tie: each of them has an equal part.
+    """
     blame, caused, met = [], np.zeros(ranks), set()
     for k, (arrivals, _) in enumerate(told):
-        late, first = max(arrivals, key=arrivals.get), min(arrivals.values())
+        last, first = max(arrivals.values()), min(arrivals.values())
         starting = {rank for rank in arrivals if rank not in met}
         met |= set(arrivals)
         if starting:  # the first of a rank's capture is start-up
             blame.append(np.zeros(ranks))
             continue
-        brought = np.zeros(ranks)
-        for earlier in reversed(range(k)):
-            others = told[earlier][0]
-            if set(others) == set(arrivals) and blame[earlier].any():
-                break
-            if late in others:
-                brought += (max(others.values()) - others[late]) * blame[earlier]
-        spread = arrivals[late] - first
-        handed = min(brought.sum(), spread) / spread
-        share = brought / brought.sum() * handed if brought.sum() else brought
-        share[late] += 1 - handed
+        spread, share = last - first, np.zeros(ranks)
+        tied = [rank for rank, t in arrivals.items() if last - t <= 1_000]
+        for late in tied:
+            brought = np.zeros(ranks)
+            for earlier in reversed(range(k)):
+                others = told[earlier][0]
+                if set(others) == set(arrivals) and blame[earlier].any():
+                    break
+                if late in others:
+                    brought += (max(others.values()) - others[late]) * blame[earlier]
+            handed = min(brought.sum(), spread) / spread
+            own = brought / brought.sum() * handed if brought.sum() else brought
+            own[late] += 1 - handed
+            share += own / len(tied)
         blame.append(share)
-        caused += share * sum(arrivals[late] - t for t in arrivals.values())
+        caused += share * sum(last - t for t in arrivals.values())
     return caused
 
 

@@ -30,9 +30,9 @@ MANY_SMALL = replace(SHALLOW, hidden=512, layers=5, batch=1)
 STEPS = 5
 
 
-def lay_out(strategy=Fsdp2, *, model=SHALLOW, job=Job, gigabytes_per_s=352.0, **settings):
+def lay_out(strategy=Fsdp2, *, model=SHALLOW, job=Job, gigabytes_per_s=352.0, world_size=4, **settings):
     """As `jobs.lay_out`, with the network's speed and another simulator to choose."""
-    made = job(seed=21, world_size=4, collective_kernels=jobs.kernel_names("f32"), **settings)
+    made = job(seed=21, world_size=world_size, collective_kernels=jobs.kernel_names("f32"), **settings)
     trainer = strategy(made, model, made.communicator(0x51A7, gigabytes_per_s))
     train(trainer, STEPS)
     return trainer
@@ -80,6 +80,16 @@ def test_a_host_that_is_never_late(tmp_path):
         lay_out(Ddp, model=MANY_SMALL, between_ns=us(1), launch_ns=us(1)),
         least=1,
     )
+
+
+def test_all_slow_ranks_at_their_peers_pace(tmp_path):
+    """GIVEN two of five a third slower, THEN mending one would gain nothing, and the finding's gain is that of both."""
+    now = lay_out(world_size=5, slowdown=lambda rank, _: 4 / 3 if rank in (1, 3) else 1.0)
+    compare(tmp_path, "straggler=off", now, lay_out(world_size=5))
+    (path,) = tmp_path.glob("*.sqlite")
+    (found,) = (f for f in tracekit.analyze(tracekit.open(path)).findings if f.rule == "TK201")
+    assert sorted(found.ranks) == [1, 3]
+    assert found.gain_ns == pytest.approx(step_time(now) - step_time(lay_out(world_size=5)), rel=0.05)
 
 
 class OnDemand(Fsdp2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -106,31 +106,39 @@ def row_means(values: Float) -> Float:
 
 def why_persistent(
     row: int,
-    tracks: Sequence[RankTrack],
-    processes: Sequence[Process],
-    found: Sequence[RankCollectives],
+    alike: Sequence[int],
+    track: RankTrack,
+    process: Process,
+    found: RankCollectives,
     suspicion: Suspicion,
     arrivals: Arrivals,
     matrix: StepMatrix,
-    windows: Sequence[Windows],
+    medians: Callable[[int], Medians],
     thresholds: Thresholds,
 ) -> Lateness:
-    """Why the rank in ``row`` is last again and again, in the ``windows`` of each rank."""
+    """Why the rank in ``row`` is last again and again, held against its peers but for those that are late ``alike``.
+
+    ``medians`` gives a row's compute kernels in the steps that count.
+    """
     peers = compared(arrivals.peers, row)
-    others = peers[peers != row]
+    others = peers[~np.isin(peers, alike)]
     compute, idle = row_means(matrix.compute), row_means(matrix.idle)
-    # What one rank loses to it a step; by way of others, ranks wait for it that it never meets.
-    late = float((arrivals.caused[row] / matrix.others()).sum()) / matrix.compute.shape[1]
+    # What one rank loses to them a step; by way of others, ranks wait for it that it never meets.
+    waiting = np.maximum(matrix.others() - (len(alike) - 1), 1)
+    late = float((arrivals.caused[list(alike)].sum(axis=0) / waiting).sum()) / matrix.compute.shape[1]
     compute_excess = float(compute[row] - np.median(compute[others]))
     idle_excess = float(idle[row] - np.median(idle[others]))
-    ratio, slow_share = kernel_ratio(
-        kernel_medians(tracks[row], windows[row]), [kernel_medians(tracks[i], windows[i]) for i in others], thresholds
-    )
-    launch = launch_share(tracks[row], processes[row], found[row], arrivals.late[row], thresholds)
+    ratio, slow_share = kernel_ratio(medians(row), [medians(i) for i in others.tolist()], thresholds)
+    launch = launch_share(track, process, found, arrivals.late[row], thresholds)
     enough = thresholds.explained_share * late
     # Half of the delay by each of two reasons is explained too: the greater one is the cause.
     together = max(compute_excess, 0.0) + max(idle_excess, 0.0) >= enough
-    slower = suspicion.compute_ratio[row] >= thresholds.slow_compute_ratio
+    # The median of its peers is that of the slow ones where half of them are slow.
+    slower = (
+        suspicion.compute_ratio[row] >= thresholds.slow_compute_ratio
+        if len(alike) == 1
+        else compute[row] >= thresholds.slow_compute_ratio * np.median(compute[others])
+    )
     cause = SILENT
     if slower and (compute_excess >= enough or (together and compute_excess >= idle_excess)):
         slow = ratio is not None and ratio >= thresholds.slow_compute_ratio
@@ -139,7 +147,7 @@ def why_persistent(
         cause = "data" if _in_data(matrix, row, others, idle_excess, thresholds) else "host_stall"
     elif launch is not None and launch >= thresholds.explained_share:
         cause = "late_launch"
-    elif launch is None or not _launches_known(tracks[row], thresholds):
+    elif launch is None or not _launches_known(track, thresholds):
         cause, launch = "unknown", None
     return Lateness(
         cause=cause,

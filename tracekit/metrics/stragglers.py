@@ -30,10 +30,10 @@ class Arrivals:
     """(ranks, steps) exposed ns that a rank waited."""
     caused: Float
     """(ranks, steps) exposed ns that the others waited for the rank."""
-    last: Int64
-    """(ranks, steps) collectives in which the rank arrived last."""
+    last: Float
+    """(ranks, steps) collectives in which the rank arrived last; of a tie each has its part."""
     late: tuple[Int64, ...]
-    """By rank: which of its `RankCollectives` these are."""
+    """By rank: in which of its `RankCollectives` it was last, or tied for it."""
     peers: NDArray[np.bool_]
     """(ranks, ranks) with which ranks each one is compared: those that do the same work."""
 
@@ -74,7 +74,7 @@ class Suspicion:
     caused_share: tuple[float, ...]
     """P by rank: share of all waiting in collectives where it arrived last."""
     last_share: tuple[float, ...]
-    """Plain share of collectives where it arrived last, for information."""
+    """Plain share of collectives where it arrived last, of a tie its part; for information."""
     compute_ratio: tuple[float, ...]
     """W by rank: compute over that of the median rank among those it meets in collectives."""
     verdict: str
@@ -95,7 +95,7 @@ def arrivals(
     """Sum up who waited and who was waited for, in the ``steps`` columns that each rank's windows belong to."""
     n = len(tracks)
     own, caused = np.zeros((n, steps)), np.zeros((n, steps))
-    last = np.zeros((n, steps), np.int64)
+    last = np.zeros((n, steps))
     kinds: list[_Seen] = []
     late: list[list[Int64]] = [[np.empty(0, np.int64)] for _ in tracks]
     for collective in matched:
@@ -105,11 +105,13 @@ def arrivals(
         kinds.append(seen)
         for row, member in enumerate(seen.members.tolist()):
             np.add.at(own[member], seen.step, seen.exposed[row])
-            late[member].append(seen.index[row, seen.told & (seen.last == member)])
-        np.add.at(last, (seen.last[seen.told], seen.step[seen.told]), 1)
+            np.add.at(last[member], seen.step, seen.part[row])
+            late[member].append(seen.index[row, seen.part[row] > 0])
     if len({tuple(kind.members.tolist()) for kind in kinds}) == 1:
         for kind in kinds:
-            np.add.at(caused, (kind.last, kind.step), kind.exposed.sum(axis=0))
+            waited = kind.exposed.sum(axis=0)
+            for row, member in enumerate(kind.members.tolist()):
+                np.add.at(caused[member], kind.step, kind.part[row] * waited)
     else:
         _pass_on(kinds, caused)
     return Arrivals(
@@ -145,8 +147,9 @@ class _Seen:
     end: Int64
     """(k,) on the first member's clock brought to the reference; only its order counts."""
     step: Int64
-    last: Int64
-    """(k,) row of the rank that arrived last."""
+    part: Float
+    """(members, k) 1 for who arrived last; where the clocks' doubt leaves open who did, an equal part for each that may
+    have; 0 where no arrivals can be told apart."""
     spread: Int64
     """(k,) ns from the first arrival to the last."""
     told: NDArray[np.bool_]
@@ -174,6 +177,7 @@ def _seen(
     index, durations = index[:, inside], durations[:, inside]
     spread = durations.max(axis=0) - transfer[columns[inside]]
     told = spread > uncertainty_ns
+    tied = told & (durations - durations.min(axis=0, initial=np.iinfo(np.int64).max) <= uncertainty_ns)
     members = np.asarray(kind.members)
     exposed = np.stack([waits[m].exposed_wait[index[row]] for row, m in enumerate(kind.members)])
     return _Seen(
@@ -181,7 +185,7 @@ def _seen(
         index=index,
         end=kind.end[columns[inside]],
         step=step[inside],
-        last=members[np.argmin(durations, axis=0)],
+        part=tied / np.maximum(tied.sum(axis=0), 1),
         spread=spread,
         told=told,
         exposed=np.where(told, exposed, 0),
@@ -202,12 +206,15 @@ def _pass_on(kinds: Sequence[_Seen], caused: Float) -> None:
     for _, k, column in order:
         kind, group, members = kinds[k], groups[k], kinds[k].members
         if kind.told[column]:
-            late, spread = int(kind.last[column]), float(kind.spread[column])
-            brought = waited_for[late] - then[group][group.index(late)]  # what it waited elsewhere
-            waited = float(brought.sum())
-            handed = min(waited, spread) / spread
-            share = brought * (handed / waited) if waited else brought
-            share[late] += 1.0 - handed
+            part, spread = kind.part[:, column], float(kind.spread[column])
+            share = np.zeros(len(caused))
+            for row in np.flatnonzero(part).tolist():
+                brought = waited_for[members[row]] - then[group][row]  # what it waited elsewhere
+                waited = float(brought.sum())
+                handed = min(waited, spread) / spread
+                if waited:
+                    share += brought * (part[row] * handed / waited)
+                share[members[row]] += part[row] * (1.0 - handed)
             exposed = kind.exposed[:, column]
             caused[:, int(kind.step[column])] += float(exposed.sum()) * share
             waited_for[members] += np.outer(exposed, share)
@@ -217,7 +224,7 @@ def _pass_on(kinds: Sequence[_Seen], caused: Float) -> None:
 def arithmetic(
     own: Float,
     caused: Float,
-    last: Int64,
+    last: Float,
     compute_ratio: Sequence[float],
     step_ns: float,
     steps: int,
@@ -232,7 +239,7 @@ def arithmetic(
     return Suspicion(
         wait_share=wait_share,
         caused_share=tuple(share.tolist()),
-        last_share=tuple((last / max(int(last.sum()), 1)).tolist()),
+        last_share=tuple((last / (float(last.sum()) or 1.0)).tolist()),
         compute_ratio=tuple(compute_ratio),
         verdict=verdict,
         ranks=rows,
@@ -250,6 +257,18 @@ def _verdict(wait_share: float, share: Float, own: Float, thresholds: Thresholds
     if share[worst] < thresholds.rotating_share:
         return "rotating", tuple(np.flatnonzero(share >= thresholds.turn_share).tolist())
     return "undecided", (worst,)
+
+
+def hardly_wait(own: Float, thresholds: Thresholds) -> tuple[int, ...]:
+    """Rows that wait little where others wait long: ``own`` is what each waits, ns.
+
+    Long is the median of those above the mean: where half of the ranks are late together, the median over all would
+    be theirs.
+    """
+    long = own[own > own.mean()]
+    if not len(long):
+        return ()
+    return tuple(np.flatnonzero(own <= thresholds.own_wait_ratio * float(np.median(long))).tolist())
 
 
 def compared(peers: NDArray[np.bool_], row: int) -> NDArray[np.intp]:

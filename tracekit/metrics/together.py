@@ -13,19 +13,12 @@ from tracekit.config import Thresholds
 from tracekit.metrics.accounting import Covers, mean
 from tracekit.metrics.clocks import ClockFit
 from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.lateness import (
-    SILENT,
-    Lateness,
-    StepMatrix,
-    idle_in_data,
-    row_means,
-    why_persistent,
-    why_rotating,
-)
+from tracekit.metrics.lateness import StepMatrix, idle_in_data, row_means
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched, keys_of, match, measure_clocks, same_roles
 from tracekit.metrics.numbering import OwnSteps, common_numbers
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
+from tracekit.metrics.verdicts import Evidence, verdicts
 from tracekit.metrics.waits import RankWaits, rank_waits
 from tracekit.results import Clock, Rank, Steady, Step, Straggler
 from tracekit.spool import keep
@@ -175,8 +168,6 @@ class Blame:
     suspicion: Suspicion
     arrivals: Arrivals
     stragglers: tuple[Straggler, ...]
-    lateness: Lateness | None
-    """Of the one rank that the verdict is about; None where ranks take turns, or nobody stands out."""
     ranks_in_step: NDArray[np.int64]
     """(steps,) how many ranks have each step."""
     wait_caused_ns: tuple[int, ...]
@@ -203,11 +194,6 @@ def _held_by_all(by_rank: Sequence[Sequence[Step]], numbers: Sequence[int]) -> t
     """
     held = [{step.step for step in steps} for steps in by_rank if steps]
     return tuple(number for number in numbers if all(number in mine for mine in held)) or tuple(numbers)
-
-
-def _in_one_step(caused: NDArray[np.float64]) -> bool:
-    """Whether most of what was waited for a rank, ns by step, fell in one step of many: that is an incident."""
-    return len(caused) > 2 and bool(2 * caused.max() > caused.sum())
 
 
 def blame(
@@ -241,34 +227,33 @@ def blame(
         max(len(numbers), 1),
         thresholds,
     )
-    lateness, cause, verdict = None, SILENT, suspicion.verdict
-    if verdict in ("persistent", "undecided"):
-        row = suspicion.ranks[0]
-        processes = [timeline.processes[track.process] for track in tracks]
-        lateness = why_persistent(row, tracks, processes, found, suspicion, counted, matrix, windows, thresholds)
-        cause = lateness.cause
-        if cause == "unknown" and lateness.launch_share is None:
-            verdict = "undecided"  # without launch rows a late launch cannot be told from nothing at all
-        if cause == "unknown" and _in_one_step(counted.caused[row]):
-            verdict = "undecided"
-    elif verdict == "rotating":
-        cause = why_rotating(counted, matrix, thresholds)
-    rows = suspicion.ranks if cause != SILENT else ()
+    told = verdicts(
+        Evidence(
+            tracks=tracks,
+            processes=[timeline.processes[track.process] for track in tracks],
+            found=found,
+            suspicion=suspicion,
+            arrivals=counted,
+            matrix=matrix,
+            windows=windows,
+            thresholds=thresholds,
+        )
+    )
     wait_caused = np.rint(counted.caused.sum(axis=1) / len(accounts or tracks)).astype(np.int64).tolist()
     stragglers = [
         Straggler(
-            rank=tracks[row].rank,
-            verdict=verdict,
-            wait_caused_ns=wait_caused[row],
-            last_arrivals_share=suspicion.last_share[row],
-            caused_share=suspicion.caused_share[row],
-            compute_ratio=suspicion.compute_ratio[row],
-            cause=cause,
-            kernel_ratio=lateness.kernel_ratio if lateness else None,
-            slow_kernels_share=lateness.slow_kernels_share if lateness else None,
-            idle_excess_ns=round(lateness.idle_excess_ns) if lateness else None,
+            rank=tracks[each.row].rank,
+            verdict=each.verdict,
+            wait_caused_ns=wait_caused[each.row],
+            last_arrivals_share=suspicion.last_share[each.row],
+            caused_share=suspicion.caused_share[each.row],
+            compute_ratio=suspicion.compute_ratio[each.row],
+            cause=each.cause,
+            kernel_ratio=each.why.kernel_ratio if each.why else None,
+            slow_kernels_share=each.why.slow_kernels_share if each.why else None,
+            idle_excess_ns=round(each.why.idle_excess_ns) if each.why else None,
         )
-        for row in rows
+        for each in told
     ]
     stragglers.sort(key=lambda s: -s.wait_caused_ns)
     held = Counter(step.step for steps in by_rank for step in steps)
@@ -276,7 +261,6 @@ def blame(
         suspicion=suspicion,
         arrivals=sums,
         stragglers=tuple(stragglers),
-        lateness=lateness if rows else None,
         wait_caused_ns=tuple(wait_caused),
         ranks_in_step=np.array([held[number] for number in order], np.int64),
     )

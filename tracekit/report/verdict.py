@@ -39,6 +39,7 @@ _TAGS = {
     "link": "link",
 }
 UNDECIDED = "undecided"
+_GROUP = "stage"
 
 
 def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | None:
@@ -60,7 +61,8 @@ def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | No
 
 def straggler_tag(straggler: Straggler) -> str:
     """Return in a word how a rank holds up the others."""
-    return UNDECIDED if straggler.verdict == UNDECIDED else _TAGS.get(straggler.cause, "late")
+    undecided = straggler.verdict == UNDECIDED and straggler.cause != _GROUP
+    return UNDECIDED if undecided else _TAGS.get(straggler.cause, "late")
 
 
 def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, whole: str) -> str:
@@ -68,8 +70,9 @@ def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, 
     if analysis.hang is not None and finding.cost_ns is None and finding.rule.startswith(_HANG_RULES):
         return hang_lead(analysis.hang)
     why = _reason(analysis, finding)
-    if len(finding.ranks) == 1 and why and finding.gain_ns is not None:
-        why = f"{why.removesuffix('.')}; at its peers' pace {scale.with_unit(wall_ns - finding.gain_ns)} a {whole}."
+    if why and finding.gain_ns is not None and all(s.verdict == "persistent" for s in _blamed(analysis, finding)):
+        whose = "its" if len(finding.ranks) == 1 else "their"
+        why = f"{why.removesuffix('.')}; at {whose} peers' pace {scale.with_unit(wall_ns - finding.gain_ns)} a {whole}."
         finding = replace(finding, gain_ns=None)
     return f"{why} {_cost(finding, wall_ns, scale, whole, subject='The waiting' if why else 'It')}".strip()
 
@@ -85,14 +88,28 @@ def hang_lead(hang: Hang) -> str:
     return (stopped[:1].upper() + stopped[1:] + still).strip()
 
 
+def _blamed(analysis: Analysis, finding: Finding) -> list[Straggler]:
+    return [s for s in analysis.stragglers if s.rank in finding.ranks]
+
+
 def _reason(analysis: Analysis, finding: Finding) -> str:
-    mine = [s for s in analysis.stragglers if s.rank in finding.ranks]
+    mine = _blamed(analysis, finding)
     if not finding.rule.startswith(_STRAGGLER_RULES) or not mine or len(mine) != len(finding.ranks):
         return ""
     if len(mine) > 1:
         causing = share(sum(s.caused_share for s in mine), 1)
+        ratios = [s.kernel_ratio for s in mine if s.kernel_ratio is not None and s.verdict == "persistent"]
+        if len(ratios) == len(mine) and all(s.cause == "slow_compute" for s in mine):
+            return f"Their kernels take {_range(ratios)}× as long as elsewhere."
+        if mine[0].verdict != "rotating":
+            return f"They cause {causing} of all waiting."
         return f"They cause {causing} of all waiting, none of them more than {share(mine[0].caused_share, 1)}."
     return _reason_of_one(mine[0])
+
+
+def _range(ratios: list[float]) -> str:
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _reason_of_one(straggler: Straggler) -> str:
@@ -155,6 +172,25 @@ def title(finding: Finding) -> str:
     return sentence(clean(finding.title, 200))
 
 
+def _undecided(analysis: Analysis) -> Iterable[str]:
+    """Yield whom the others wait for where it is not clear that a rank is to blame."""
+    found = [s for s in analysis.stragglers if s.verdict == UNDECIDED]
+    if not found:
+        return
+    who = runs(s.rank for s in found)
+    causing = share(sum(s.caused_share for s in found), 1)
+    costs = duration(sum(s.wait_caused_ns for s in found))
+    if len(found) == 1:
+        yield f"Rank {who} causes {causing} of all waiting, {costs} a step; whether it is a straggler is undecided."
+    elif all(s.cause == _GROUP for s in found):
+        yield (
+            f"Ranks {who} cause {causing} of all waiting, {costs} a step: a stage or a group with more work, "
+            "and no single rank."
+        )
+    else:
+        yield f"Ranks {who} cause {causing} of all waiting, {costs} a step; whether they are stragglers is undecided."
+
+
 def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
     """Yield what limits the figures, most limiting first."""
     ranks = analysis.ranks
@@ -171,12 +207,7 @@ def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
     elif analysis.not_captured and len(ranks) > 1:
         who = f"{'Rank' if len(analysis.not_captured) == 1 else 'Ranks'} {runs(analysis.not_captured)}"
         yield f"{who} of {analysis.world_size} not captured: what they cause shows as transfer, waits are lower bounds."
-    for straggler in analysis.stragglers:
-        if straggler.verdict == UNDECIDED:
-            yield (
-                f"Rank {straggler.rank} causes {share(straggler.caused_share, 1)} of all waiting, "
-                f"{duration(straggler.wait_caused_ns)} a step; whether it is a straggler is undecided."
-            )
+    yield from _undecided(analysis)
     methods = {rank.clock.method for rank in ranks}
     if len(ranks) > 1 and None in methods:
         yield "The captures' clocks cannot be aligned: each rank is shown from its own start."

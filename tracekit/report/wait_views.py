@@ -69,6 +69,8 @@ def _culprit(analysis: Analysis) -> Iterator[str]:
     ranks = [s.rank for s in analysis.stragglers if s.verdict == "persistent" and s.rank in single]
     if len(ranks) == 1:
         yield f"Rank {ranks[0]} hardly waits: it is the one waited for."
+    elif ranks:
+        yield f"Ranks {runs(sorted(ranks))} hardly wait: they are the ones waited for."
 
 
 def _coarse(maps: HeatMaps, together: str) -> Iterator[str]:

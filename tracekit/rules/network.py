@@ -12,24 +12,64 @@ from numpy.typing import NDArray
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.links import Link
 from tracekit.metrics.views import RankView
-from tracekit.results import Evidence, Finding, Severity, SkippedRule
+from tracekit.results import Evidence, Finding, Severity, SkippedRule, Straggler
 from tracekit.rules.base import Context
-from tracekit.rules.stragglers import ALL_CAPTURES, ONE_RANK
+from tracekit.rules.stragglers import ALL_CAPTURES, ONE_RANK, ranks_in_words, waiting
 
 NO_SIZES = "no message sizes in the captures"
 WITH_SIZES = "nsys 2024.6 or newer, nsys export --include-blobs=true"
 
 
 class StageImbalance:
-    """TK206: the ranks of one pipeline stage have more to compute than those of another."""
+    """TK206: the ranks of one pipeline stage, or of another group, have more to compute than those of another."""
 
     code = "TK206"
-    title = "Pipeline stages are uneven"
+    title = "Stages or groups of ranks are uneven"
 
     def check(self, context: Context) -> Iterable[Finding]:
-        """Compares the median compute of the stages; no rank is blamed."""
-        if len(context.stages) < 2:
-            return
+        """Compares the median compute of the stages, and of half of the ranks late together; no rank is blamed."""
+        group = [s for s in context.stragglers if s.cause == "stage"]
+        if group:
+            yield self._group(context, group)
+        elif len(context.stages) >= 2:
+            yield from self._stages(context)
+
+    def _group(self, context: Context, group: list[Straggler]) -> Finding:
+        compute = {rank.rank: rank.totals.compute_ns for rank in context.ranks}
+        ranks = tuple(sorted(s.rank for s in group))
+        others = median([ns for rank, ns in compute.items() if rank not in ranks] or [0])
+        ratio = median(compute[rank] for rank in ranks) / others if others else None
+        cost = context.ledger.claim(waiting, at_most_ns=sum(s.wait_caused_ns for s in group))
+        more = "have more to compute" if ratio is None else f"compute {100 * (ratio - 1):.0f} % more"
+        return Finding(
+            rule=self.code,
+            severity=context.severity(cost),
+            title=f"{ranks_in_words(group).capitalize()} {more} than the others, which wait for them",
+            ranks=ranks,
+            steps=context.steps,
+            cost_ns=cost,
+            gain_ns=None,
+            evidence=(
+                Evidence(
+                    metric="compute of these ranks over that of the others",
+                    value=None if ratio is None else round(ratio, 4),
+                    unit="x",
+                    threshold=context.thresholds.slow_compute_ratio,
+                ),
+                Evidence(
+                    metric="share of all waiting that they cause",
+                    value=round(sum(s.caused_share for s in group), 4),
+                    unit="ratio",
+                    threshold=context.thresholds.persistent_share,
+                ),
+            ),
+            fix=(
+                "So many ranks alike are hardly broken devices: look for what sets them apart, such as a stage with "
+                "more layers, longer inputs, another kind of GPU, or a host with a lower limit of power."
+            ),
+        )
+
+    def _stages(self, context: Context) -> Iterable[Finding]:
         compute = {rank.rank: rank.totals.compute_ns for rank in context.ranks}
         by_stage = [median(compute[rank] for rank in stage) for stage in context.stages]
         ratio = max(by_stage) / median(by_stage) if median(by_stage) else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ class _StragglerRule:
     causes: frozenset[str]
 
     def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """One finding for all ranks that take turns, one for a persistent rank."""
+        """One finding for all ranks that take turns, or that are late together."""
         if not context.waits_told:
             yield SkippedRule(rule=self.code, reason=ONE_RANK, capture_with=ALL_CAPTURES)
             return
@@ -55,14 +55,15 @@ class _StragglerRule:
     def evidence(self, context: Context, stragglers: list[Straggler]) -> Iterable[Evidence]:
         """What proves it: the share of the waiting, and how often the rank is last."""
         first, thresholds = stragglers[0], context.thresholds
+        alone = len(stragglers) == 1
         yield Evidence(
-            metric="share of all waiting that it causes",
+            metric=f"share of all waiting that {'it causes' if alone else 'they cause'}",
             value=round(sum(s.caused_share for s in stragglers), 4),
             unit="ratio",
             threshold=thresholds.persistent_share if first.verdict == "persistent" else None,
         )
         yield Evidence(
-            metric="collectives in which it arrives last",
+            metric=f"collectives in which {'it arrives' if alone else 'one of them arrives'} last",
             value=round(sum(s.last_arrivals_share for s in stragglers), 4),
             unit="ratio",
         )
@@ -75,6 +76,33 @@ class _StragglerRule:
 def waiting(view: RankView) -> NDArray[np.bool_]:
     """The bubbles in which a rank waits for its peers."""
     return view.bubbles.of_cause(Lost.EXPOSED_COMM, "peer_wait")
+
+
+def ranks_in_words(stragglers: Sequence[Straggler], most: int = 8) -> str:
+    """``rank 3``, ``ranks 2 and 5``; of more than ``most`` the first."""
+    ranks = sorted(s.rank for s in stragglers)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    first, last = ranks[: min(most, len(ranks) - 1)], ranks[min(most, len(ranks) - 1) :]
+    return f"ranks {', '.join(map(str, first))} and {last[0] if len(last) == 1 else f'{len(last)} more'}"
+
+
+def _claim(stragglers: list[Straggler], one: str, several: str) -> str:
+    """What the ranks do, and that the others wait for them."""
+    who = ranks_in_words(stragglers).capitalize()
+    alone = len(stragglers) == 1
+    return f"{who} {one if alone else several}, and the others wait for {'it' if alone else 'them'}"
+
+
+def _where_all(context: Context, stragglers: list[Straggler]) -> str:
+    """The devices of the first few."""
+    places = [_where(context, s.rank) for s in sorted(stragglers, key=lambda s: s.rank)]
+    more = f" and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
+    return ", ".join(places[:MOST_PLACES]) + more
+
+
+MOST_PLACES = 4
+"""Devices that a fix spells out."""
 
 
 def _where(context: Context, rank: int) -> str:
@@ -92,29 +120,34 @@ class SlowCompute(_StragglerRule):
     causes = frozenset({"slow_compute"})
 
     def claim(self, context: Context, stragglers: list[Straggler]) -> str:
-        """Names the rank."""
-        return f"Rank {stragglers[0].rank} computes slowly, and the others wait for it"
+        """Names the ranks."""
+        return _claim(stragglers, "computes slowly", "compute slowly")
 
     def evidence(self, context: Context, stragglers: list[Straggler]) -> Iterable[Evidence]:
         """Kernel by kernel, and in all."""
-        first, limit = stragglers[0], context.thresholds.slow_compute_ratio
+        limit, alone = context.thresholds.slow_compute_ratio, len(stragglers) == 1
+        ratios = [s.kernel_ratio for s in stragglers if s.kernel_ratio is not None]
         yield Evidence(
-            metric="same kernels, this rank over its peers",
-            value=None if first.kernel_ratio is None else round(first.kernel_ratio, 4),
+            metric=f"same kernels, {'this rank over its peers' if alone else 'the fastest of them over their peers'}",
+            value=round(min(ratios), 4) if ratios else None,
             unit="x",
             threshold=limit,
         )
         yield Evidence(
-            metric="compute over its peers' median", value=round(first.compute_ratio, 4), unit="x", threshold=limit
+            metric=f"compute over {'its' if alone else 'their'} peers' median",
+            value=round(min(s.compute_ratio for s in stragglers), 4),
+            unit="x",
+            threshold=limit,
         )
         yield from super().evidence(context, stragglers)
 
     def fix(self, context: Context, stragglers: list[Straggler]) -> str:
         """Look at the device."""
-        where = _where(context, stragglers[0].rank)
+        where, alone = _where_all(context, stragglers), len(stragglers) == 1
+        whose, which = ("its", "it") if alone else ("their", "them")
         return (
-            f"Compare clocks, temperature and power of {where} with its neighbours' (nvidia-smi -q -d "
-            "CLOCK,PERFORMANCE,TEMPERATURE); look for another process on it; then swap it."
+            f"Compare clocks, temperature and power of {where} with {whose} neighbours' (nvidia-smi -q -d "
+            f"CLOCK,PERFORMANCE,TEMPERATURE); look for another process on {which}; then swap {which}."
         )
 
 
@@ -127,32 +160,38 @@ class HostStall(_StragglerRule):
     causes = frozenset({"host_stall", "data"})
 
     def claim(self, context: Context, stragglers: list[Straggler]) -> str:
-        """Names the rank, and its data loading where that is it."""
-        first = stragglers[0]
-        what = "waits for its data" if first.cause == "data" else "stalls on the host"
-        return f"Rank {first.rank} {what}, and the others wait for it"
+        """Names the ranks, and their data loading where that is it."""
+        if all(s.cause == "data" for s in stragglers):
+            return _claim(stragglers, "waits for its data", "wait for their data")
+        return _claim(stragglers, "stalls on the host", "stall on the host")
 
     def evidence(self, context: Context, stragglers: list[Straggler]) -> Iterable[Evidence]:
         """Idle time beyond the peers'."""
-        first = stragglers[0]
-        idle = first.idle_excess_ns
+        alone = len(stragglers) == 1
+        idle = [s.idle_excess_ns for s in stragglers if s.idle_excess_ns is not None]
         yield Evidence(
-            metric="idle beyond its peers", value=None if idle is None else round(idle / 1e6, 3), unit="ms a step"
+            metric=f"idle beyond {'its peers' if alone else 'their peers, the least of them'}",
+            value=round(min(idle) / 1e6, 3) if idle else None,
+            unit="ms a step",
         )
-        yield Evidence(metric="compute over its peers' median", value=round(first.compute_ratio, 4), unit="x")
+        yield Evidence(
+            metric=f"compute over {'its' if alone else 'their'} peers' median",
+            value=round(max(s.compute_ratio for s in stragglers), 4),
+            unit="x",
+        )
         yield from super().evidence(context, stragglers)
 
     def fix(self, context: Context, stragglers: list[Straggler]) -> str:
         """Look at the host."""
-        first = stragglers[0]
-        if first.cause == "data":
+        who, alone = ranks_in_words(stragglers), len(stragglers) == 1
+        if all(s.cause == "data" for s in stragglers):
             return (
-                f"Look at the loader of rank {first.rank}: workers, prefetch_factor, the storage of its shard, and the "
-                "processor cores that it may use."
+                f"Look at the loader of {who}: workers, prefetch_factor, the storage of "
+                f"{'its shard' if alone else 'their shards'}, and the processor cores that it may use."
             )
         return (
-            f"Look at what the launching thread of rank {first.rank} does in the gap: garbage collection, logging, a "
-            "checkpoint, another process on its cores. Capture with -t osrt, or --python-sampling=true, to see it."
+            f"Look at what the launching thread of {who} does in the gap: garbage collection, logging, a checkpoint, "
+            "another process on its cores. Capture with -t osrt, or --python-sampling=true, to see it."
         )
 
 
@@ -165,14 +204,14 @@ class LateLaunch(_StragglerRule):
     causes = frozenset({"late_launch"})
 
     def claim(self, context: Context, stragglers: list[Straggler]) -> str:
-        """Names the rank."""
-        return f"Rank {stragglers[0].rank} launches its collectives late, and the others wait for it"
+        """Names the ranks."""
+        return _claim(stragglers, "launches its collectives late", "launch their collectives late")
 
     def fix(self, context: Context, stragglers: list[Straggler]) -> str:
         """Look at the launching thread."""
         return (
-            f"The host of rank {stragglers[0].rank} runs just ahead of its GPU: look for a slower or shared processor "
-            "(NUMA binding, power governor), and give the launching thread a core of its own."
+            f"The host of {ranks_in_words(stragglers)} runs just ahead of its GPU: look for a slower or shared "
+            "processor (NUMA binding, power governor), and give the launching thread a core of its own."
         )
 
 
@@ -224,25 +263,30 @@ class EveryKernelSlow:
 
     def check(self, context: Context) -> Iterable[Finding]:
         """Fires beside TK201 where nearly all kernels are slow; carries no cost of its own."""
-        for straggler in context.stragglers:
-            share = straggler.slow_kernels_share
-            if straggler.cause != "slow_compute" or share is None or share < context.thresholds.every_kernel_share:
-                continue
-            yield Finding(
-                rule=self.code,
-                severity=Severity.INFO,
-                title=f"Nearly every kernel of rank {straggler.rank} is slow: suspect clocks or heat, not the code",
-                ranks=(straggler.rank,),
-                steps=context.steps,
-                cost_ns=None,
-                gain_ns=None,
-                evidence=(
-                    Evidence(
-                        metric="time in kernels that are slow here",
-                        value=round(share, 4),
-                        unit="of shared kernels",
-                        threshold=context.thresholds.every_kernel_share,
-                    ),
+        shares = {
+            s.rank: s.slow_kernels_share
+            for s in context.stragglers
+            if s.cause == "slow_compute" and s.slow_kernels_share is not None
+        }
+        limit = context.thresholds.every_kernel_share
+        slow = [s for s in context.stragglers if shares.get(s.rank, 0.0) >= limit]
+        if not slow:
+            return
+        yield Finding(
+            rule=self.code,
+            severity=Severity.INFO,
+            title=f"Nearly every kernel of {ranks_in_words(slow)} is slow: suspect clocks or heat, not the code",
+            ranks=tuple(s.rank for s in slow),
+            steps=context.steps,
+            cost_ns=None,
+            gain_ns=None,
+            evidence=(
+                Evidence(
+                    metric="time in kernels that are slow here",
+                    value=round(min(shares[s.rank] for s in slow), 4),
+                    unit="of shared kernels",
+                    threshold=limit,
                 ),
-                fix=f"Read the clocks of {_where(context, straggler.rank)} under load: a limit of power or heat?",
-            )
+            ),
+            fix=f"Read the clocks of {_where_all(context, slow)} under load: a limit of power or heat?",
+        )
