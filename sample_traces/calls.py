@@ -6,7 +6,7 @@ Each is carried out by every live rank of a job, and placed by the same rules as
 from __future__ import annotations
 
 from layout import Job
-from placed import COMPUTE, Event, Kernel, us
+from placed import COMPUTE, Event, Kernel, Segment, us
 
 PAGEABLE_BYTES_PER_NS = 8
 """Copies from or to ordinary memory go through a small page-locked buffer."""
@@ -45,6 +45,22 @@ def retry_allocation(job: Job, blocks: int = 3) -> None:
             idle_at = max(rank.free_at.values())
             call.end = rank.host_ns = max(call.end, idle_at + rank.jitter(us(290)))
         rank.call("cudaMalloc_v3020", us(620))
+
+
+def take_memory(job: Job, size: int, name: str = "cudaMalloc_v3020", ns: int = us(210)) -> list[Segment]:
+    """Take memory from the driver; returns each live rank's segment."""
+    taken = []
+    for rank in job.live:
+        address = 0x7F40_0000_0000 + sum(segment.bytes for segment in rank.segments)
+        taken.append(Segment(bytes=size, address=address, taken=rank.call(name, ns)))
+        rank.segments.append(taken[-1])
+    return taken
+
+
+def give_memory_back(job: Job, segments: list[Segment], name: str, ns: int) -> None:
+    """Give each live rank's segment back, without waiting for the device."""
+    for rank, segment in zip(job.live, segments, strict=True):
+        segment.given_back = rank.call(name, ns)
 
 
 def launch_graph(job: Job, kernels: list[Kernel], stream: str = COMPUTE) -> None:

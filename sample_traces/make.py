@@ -22,7 +22,7 @@ from placed import Capture
 from scenarios import SCENARIOS
 from strategies import Strategy
 from stuck import hang_truth
-from truth import collectives_truth, efficiency_truth, kernels_truth, rank_truth, steady_truth
+from truth import collectives_truth, efficiency_truth, kernels_truth, memory_truth, rank_truth, steady_truth
 
 LONGEST_LINE = 320
 DEEPEST_BROKEN_LEVEL = 4
@@ -60,6 +60,7 @@ def expected(scenario: Scenario, strategy: Strategy, captures: list[Capture], co
         "kernels": {capture.path: kernels_truth(counted.ranks[rank] for rank in capture.ranks) for capture in captures},
         "steady": steady,
         "efficiency": efficiency_truth(strategy, steady["step_time_ns"]),
+        **memory_truth(counted, home_of(captures), steady["steps"]),
         "peer_waits": peer_waits(strategy.job, steady["steps"]),
         "collectives": collectives_truth(counted, steady["steps"], payloads=scenario.schema.payload_blobs),
         **hang_truth_of(scenario, strategy.job),
@@ -74,11 +75,16 @@ def hang_truth_of(scenario: Scenario, job: Job) -> dict[str, object]:
     return {"hang": hang_truth(job, scenario.hang, payloads=scenario.schema.payload_blobs)}
 
 
+def home_of(captures: list[Capture]) -> dict[int, Capture]:
+    """The report that holds each rank."""
+    return {rank: capture for capture in captures for rank in capture.ranks}
+
+
 def ranks_truth(
     job: Job, captures: list[Capture], clock: dict[int, dict[str, int | float]]
 ) -> dict[str, dict[str, object]]:
     """What is true of each rank, by its number."""
-    home = {rank: capture for capture in captures for rank in capture.ranks}
+    home = home_of(captures)
     return {
         str(rank.rank): rank_truth(rank, home[rank.rank], clock[rank.rank], phases=job.annotated) for rank in job.ranks
     }

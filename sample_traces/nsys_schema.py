@@ -32,6 +32,9 @@ GPU = """vmId! id! name:TEXT busLocation:TEXT isDiscrete l2CacheSize totalMemory
     maxIPC maxRegistersPerBlock maxShmemPerBlock maxShmemPerBlockOptin maxShmemPerSm maxRegistersPerSm threadsPerWarp
     asyncEngines maxWarpsPerSm maxBlocksPerSm maxThreadsPerBlock maxBlockDimX maxBlockDimY maxBlockDimZ maxGridDimX
     maxGridDimY maxGridDimZ computeMajor computeMinor smMajor smMinor"""
+MEMORY = """start! globalPid! deviceId! contextId! address! pc! bytes! memKind! memoryOperationType! name:TEXT
+    correlationId localMemoryPoolAddress localMemoryPoolReleaseThreshold localMemoryPoolSize
+    localMemoryPoolUtilizedSize importedMemoryPoolAddress importedMemoryPoolProcessId"""
 NAME_VALUE = "name!:TEXT value:TEXT"
 
 TABLES_2023: dict[str, str] = {
@@ -50,6 +53,7 @@ TABLES_2023: dict[str, str] = {
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ACTIVITY + "graphId! graphExecId!",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start! end! eventClass! globalTid correlationId nameId! returnValue! callchainId",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": ACTIVITY + "syncType! eventId!",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": MEMORY,
     "NVTX_EVENTS": NVTX,
 }
 TABLES_2022 = {

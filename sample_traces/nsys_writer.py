@@ -23,6 +23,7 @@ from placed import (
     Op,
     Range,
     Rank,
+    Segment,
     Sync,
 )
 
@@ -72,6 +73,8 @@ class Writer:
                 self._call(rank, call)
             for sync in rank.syncs:
                 self._sync(rank, sync)
+            for segment in rank.segments:
+                self._segment(rank, segment)
             self._nvtx(rank)
         for text, number in self.string_id.ids.items():
             self._add("StringIds", id=number, value=text)
@@ -264,6 +267,24 @@ class Writer:
             eventId=sync.event,
             eventSyncId=sync.event,
         )
+
+    def _segment(self, rank: Rank, segment: Segment) -> None:
+        for freed, call in enumerate((segment.taken, segment.given_back)):
+            if call is None:
+                continue
+            self._add(
+                "CUDA_GPU_MEMORY_USAGE_EVENTS",
+                start=self.capture.local(call.start),
+                globalPid=self._pid(rank),
+                deviceId=rank.device,
+                contextId=1,
+                address=segment.address,
+                pc=0,
+                bytes=segment.bytes,
+                memKind=DEVICE,
+                memoryOperationType=freed,
+                correlationId=call.correlation,
+            )
 
     def _nvtx(self, rank: Rank) -> None:
         domains = self._domains(rank)

@@ -164,6 +164,16 @@ class Sync:
     call: Call
 
 
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """Memory of the GPU that the driver gave, from one call until another (or the end)."""
+
+    bytes: int
+    address: int
+    taken: Call
+    given_back: Call | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Rank:
     """One rank's process: its clock on the host, its streams, and all that was placed."""
@@ -193,6 +203,7 @@ class Rank:
     calls: list[Call] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
 
     def jitter(self, ns: int, share: float = 0.25) -> int:
         """``ns``, give or take ``share`` of it."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hangs import HANGS
 from host_variants import Graphs
 from jobs import AT_THE_ENDS, HALF_BATCH, OLD_KERNELS, SMALL, TINY, Scenario, lay_out, report_a_rank
 from many_ranks import MANY_RANKS
+from memory_variants import Churning, Hoarding, Reserving, Resharding
 from nsys_schema import NSYS_2022, NSYS_2026
 from pairs import PAIRS
 from placed import us
 from strategies import Ddp, Fsdp2, SmallDdp, Strategy, Zero1, Zero2, Zero3
 from variants import Prefetched
+
+FOUR_LAYERS = replace(SMALL, layers=4)
 
 
 def straggling_job(factor: float = 1.24) -> Strategy:
@@ -164,6 +169,44 @@ SCENARIOS = (
         build=lambda: lay_out(Fsdp2, seed=12, world_size=2, steps=5, graphed=True),
         schema=NSYS_2026,
         findings=("TK903",),
+    ),
+    Scenario(
+        name="memory_reserved",
+        truth=(
+            "A healthy FSDP2 job, captured with its memory: in the first step the allocator takes from the driver what "
+            "model state, gathered units and activations need, and keeps it."
+        ),
+        build=lambda: lay_out(Reserving, seed=71, world_size=2, steps=4, model=FOUR_LAYERS),
+        schema=NSYS_2026,
+    ),
+    Scenario(
+        name="memory_churn",
+        truth=(
+            "FSDP2 with a library that takes three workspaces from the driver in each layer's forward pass and gives "
+            "them back, in the order of the stream: nobody waits for it yet."
+        ),
+        build=lambda: lay_out(Churning, seed=72, world_size=2, steps=4, model=FOUR_LAYERS),
+        findings=("TK501",),
+    ),
+    Scenario(
+        name="memory_gap",
+        truth="FSDP2 that holds 21 GiB more than its model state, gathered units and activations take.",
+        build=lambda: lay_out(Hoarding, seed=73, world_size=2, steps=4, model=FOUR_LAYERS),
+        schema=NSYS_2026,
+        findings=("TK502",),
+    ),
+    Scenario(
+        name="gathered_again",
+        truth=(
+            "ZeRO-3 that gathers each layer again for the backward pass, though nearly all of the memory is free, and "
+            "only when the layer is reached: each of these gathers is exposed in full."
+        ),
+        build=lambda: lay_out(
+            Resharding, seed=74, world_size=2, steps=4, model=FOUR_LAYERS, gb_per_s=250.0, dtype="bf16"
+        ),
+        schema=NSYS_2026,
+        findings=("TK102", "TK114"),
+        may=AT_THE_ENDS,
     ),
     *MANY_RANKS,
     *HANGS,

@@ -155,6 +155,41 @@ def efficiency_truth(strategy: Strategy, step_time_ns: float) -> dict[str, float
     }
 
 
+def memory_truth(job: Job, home: dict[int, Capture], steady: list[int]) -> dict[str, Any]:
+    """By rank, what of the GPU's memory is taken: at most, and how often and how much a steady step.
+
+    Calls count from the first launch of the steady steps to the last one. Empty for jobs whose reports show no memory.
+
+    Found by looking at every call that takes or gives back, one after the other.
+    """
+    made = {}
+    for rank in job.ranks:
+        events = []
+        for segment in rank.segments:
+            events.append((home[rank.rank].local(segment.taken.start), segment.bytes))
+            if segment.given_back is not None:
+                events.append((home[rank.rank].local(segment.given_back.start), -segment.bytes))
+        if not events:
+            return {}
+        launches = [op.call for op in rank.ops if op.step in steady]
+        local = home[rank.rank].local
+        start, end = local(min(call.start for call in launches)), local(max(call.end for call in launches))
+        held, peak = 0, 0
+        taken, given, size = 0, 0, 0
+        for at, change in sorted(events):
+            held += change
+            peak = max(peak, held)
+            if start <= at < end:
+                taken, given, size = taken + (change > 0), given + (change < 0), size + max(change, 0)
+        made[str(rank.rank)] = {
+            "peak_bytes": peak,
+            "allocations_per_step": taken / len(steady),
+            "frees_per_step": given / len(steady),
+            "allocated_bytes_per_step": size / len(steady),
+        }
+    return {"memory": made}
+
+
 def collectives_truth(job: Job, steady: list[int], *, payloads: bool) -> list[dict[str, object]]:
     """For each communicator and operation: how many, how large, how long, over the whole capture.
 

@@ -22,6 +22,7 @@ from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
+from tracekit.metrics.memory import memory as memory_account
 from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
 from tracekit.metrics.replay.critical_path import critical_path
 from tracekit.metrics.replay.replay import replayable_steps
@@ -153,8 +154,13 @@ def examine(
     skipped: tuple[SkippedRule, ...] = ()
     replay: Replay | None = None
     path: CriticalPath | None = None
-    strategy, usage = None, None
+    strategy, usage, memory = None, None, None
     if options.rules:
+        kernel_names = _kernel_names(timeline, tracks)
+        moved = traffic(views, steady)
+        strategy = sharding(moved, facts, {f"{c:#018x}": size for c, size in sizes.items()})
+        usage = efficiency(ranks, steady, facts, kernel_names, options.gpu)
+        memory = memory_account(ranks, tracks, views, steady, moved, strategy, facts, kernel_names, options.gpu)
         context = Context(
             timeline=timeline,
             ranks=ranks,
@@ -170,12 +176,11 @@ def examine(
             thresholds=options.thresholds,
             views=views,
             ledger=Ledger(views, ranks, mean_step(ranks, steady), steady),
+            sharding=strategy,
+            memory=memory,
             hang=hang,
         )
         findings, skipped = check_all(context)
-        names = {f"{c:#018x}": size for c, size in sizes.items()}
-        strategy = sharding(traffic(views, steady), facts, names)
-        usage = efficiency(ranks, steady, facts, _kernel_names(timeline, tracks), options.gpu)
     if options.rules or asked:
         steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
         ranks_of_steps = [m.track.rank for m in measured]
@@ -191,6 +196,7 @@ def examine(
         skipped_rules=tuple(s for s in skipped if reported(s.rule, options.select, options.ignore)),
         sharding=strategy,
         efficiency=usage,
+        memory=memory,
         world_size=job.size,
         not_captured=job.missing,
         remedies=_remedies(timeline, ranks),

@@ -118,6 +118,7 @@ def _assemble(raw: Sequence[RawCapture], names: tuple[str, ...]) -> Timeline:
                 device_name=track.device_name,
                 host=capture.info.host,
                 ops=track.ops,
+                device_memory=track.device_memory,
                 communicators=tuple(
                     (communicator, size, rank)
                     for communicator, size, rank, device in capture.communicators.get(track.process, ())

@@ -160,7 +160,7 @@ def figures_of(run: Analysis, name: str) -> RunFigures:
         overlap_ratio=account.overlap_ratio,
         tokens_per_s=used.tokens_per_s if used else None,
         mfu=used.mfu if used else None,
-        peak_memory_bytes=None,
+        peak_memory_bytes=run.memory.peak_bytes if run.memory else None,
     )
 
 

@@ -58,6 +58,12 @@ class Thresholds:
     """† A GPU that waits for its batch less than this (median over the waits) is fed well enough."""
     single_value_bytes: int = 64
     """† A copy to the host of so few bytes reads a value: .item(), a comparison, print."""
+    usable_memory_share: float = 0.92
+    """† Of a GPU's memory; the rest is CUDA's context, NCCL's buffers and fragmentation."""
+    memory_gap_share: float = 0.25
+    """† Reserved memory this share above what is expected is worth a word."""
+    memory_gap_of_gpu: float = 0.05
+    """† And only from this share of the GPU's memory on."""
     churn_calls: int = 10
     """† So many allocations and frees a step are churn."""
     first_launch_ns: int = 200_000

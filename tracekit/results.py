@@ -273,6 +273,96 @@ class Efficiency:
     """Why MFU is unknown, and what would tell it; None where it is known."""
     bound_by: str | None
     """compute, link, wait, launch or copy: what takes most of the step."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Of a steady step, by the same words; they add up to 1. link: exposed transfer; launch: idle; {} without steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What one rank took of its GPU's memory from the driver; bytes. A caching allocator keeps what it has taken:
+    reserved, not all in use. None is unknown."""
+
+    rank: int
+    capacity_bytes: int | None
+    """Of the GPU."""
+    peak_bytes: int | None
+    """The most in the window of the totals. What was taken before the capture began is only known where it was given
+    back later: else the figure is too small by that."""
+    steady_peak_bytes: int | None
+    """The most in the steady steps."""
+    first_bytes: int | None
+    """At the start of the first steady step."""
+    last_bytes: int | None
+    """At the end of the last one."""
+    allocations_per_step: float | None
+    """A steady step, as are the two below."""
+    frees_per_step: float | None
+    allocated_bytes_per_step: float | None
+    """None where only calls tell of allocations."""
+    source: str | None
+    """Of the figures a step: ``memory_events``, ``calls`` (which count pinned memory too) or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """What a rank should hold at its fullest, by the formulas; bytes, None where a part cannot be told."""
+
+    weights: int | None
+    gradients: int | None
+    optimizer: int | None
+    gathered: int | None
+    """Units that are whole at one time, and gradients on their way; 0 where parameters are not sharded."""
+    activations: int | None
+
+    @property
+    def model_state(self) -> int | None:
+        """Weights, gradients and optimizer state."""
+        return _sum(self.weights, self.gradients, self.optimizer)
+
+    @property
+    def total(self) -> int | None:
+        """All of it; None where a part is unknown."""
+        return _sum(self.model_state, self.gathered, self.activations)
+
+
+def _sum(*parts: int | None) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """GPU memory: measured on each rank, and expected by strategy and model."""
+
+    ranks: tuple[RankMemory, ...]
+    expected: MemoryNeed | None
+    lacking: tuple[str, ...]
+    """What is not known that the expectation needs."""
+    kept_bytes: int | None
+    """What it would take to keep the units that are gathered again for backward; None where none are, or unknown."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the rank that reserved most; None unless it is known of all."""
+        peaks = [rank.peak_bytes for rank in self.ranks]
+        known = [peak for peak in peaks if peak is not None]
+        return max(known) if known and len(known) == len(peaks) else None
+
+    @property
+    def gap_bytes(self) -> int | None:
+        """Peak less expectation; None where either is unknown."""
+        total = self.expected.total if self.expected else None
+        return self.peak_bytes - total if self.peak_bytes is not None and total is not None else None
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """What the fullest GPU has left; None unless it is known of all."""
+        spare = [
+            rank.capacity_bytes - rank.peak_bytes
+            for rank in self.ranks
+            if rank.capacity_bytes is not None and rank.peak_bytes is not None
+        ]
+        return min(spare) if spare and len(spare) == len(self.ranks) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,6 +484,8 @@ class SkippedRule:
     rule: str
     reason: str
     capture_with: str | None
+    extra: bool = False
+    """It needs what an ordinary capture does not hold: a summary need not say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,6 +664,7 @@ class Analysis:
     sharding: Sharding | None = None
     """None where it was not looked for."""
     efficiency: Efficiency | None = None
+    memory: Memory | None = None
     remedies: tuple[tuple[str, str], ...] = ()
     """What could not be told from these captures, each with the nsys flag (or change) that would tell it."""
     hang: Hang | None = None

@@ -127,6 +127,41 @@ class Syncs:
         return len(self.start)
 
 
+class MemoryKind(IntEnum):
+    """Where memory is."""
+
+    UNKNOWN = 0
+    DEVICE = 1
+    PINNED = 2
+    PAGEABLE = 3
+    MANAGED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Allocations:
+    """Memory that one process took from the CUDA driver and gave back, sorted by time.
+
+    A caching allocator takes large segments and hands out pieces of them: these are the segments.
+    """
+
+    time: Int64
+    device: Int64
+    bytes: Int64
+    """NONE where it is not known."""
+    freed: Bool
+    """Given back, not taken."""
+    kind: Int8
+    """`MemoryKind`."""
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+def _nothing_allocated() -> Allocations:
+    none = np.empty(0, np.int64)
+    return Allocations(time=none, device=none, bytes=none, freed=np.empty(0, np.bool_), kind=np.empty(0, np.int8))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OsCall:
     """The last operating-system call of one host thread, where the capture traced them."""
@@ -164,6 +199,8 @@ class Process:
     """Rows of ``calls`` that launched an operation which began and did not end in the capture."""
     os_calls: tuple[OsCall, ...] = ()
     """Looked for only where ranges were open when the capture ended."""
+    memory: Allocations = field(default_factory=_nothing_allocated)
+    """Empty where the capture has no memory events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +244,8 @@ class RankTrack:
     ops: Ops
     communicators: tuple[tuple[int, int, int], ...] = ()
     """(communicator hash, number of ranks, rank in it) from NCCL's CommInitRank payloads."""
+    device_memory: int | None = None
+    """Bytes of the GPU's memory, where the capture tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

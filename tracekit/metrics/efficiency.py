@@ -17,7 +17,7 @@ def efficiency(
     ranks: Sequence[Rank], steady: Steady | None, facts: RunFacts, kernel_names: Sequence[str], gpu: Gpu | None
 ) -> Efficiency:
     """How well the GPUs are used. ``gpu`` overrides the one that the captures name."""
-    bound = _bound_by(ranks, steady)
+    shares = _shares(ranks, steady)
     tokens = _tokens_per_rank(facts)
     step_s = steady.step_time_ns / 1e9 if steady else None
     world = facts.world_size
@@ -41,7 +41,8 @@ def efficiency(
         peak_tflops=found.bf16_tflops if found else None,
         formula=_formula(facts, tokens, flops, found, steady) if mfu is not None else None,
         reason=reason,
-        bound_by=bound,
+        bound_by=max(shares, key=lambda name: shares[name], default=None),
+        shares=shares,
     )
 
 
@@ -120,11 +121,9 @@ def _formula(
     )
 
 
-def _bound_by(ranks: Sequence[Rank], steady: Steady | None) -> str | None:
-    """What takes most of a steady step: compute, the link (exposed transfer), waiting, launching, or copies."""
-    if steady is None:
-        return None
-    kept = set(steady.steps)
+def _shares(ranks: Sequence[Rank], steady: Steady | None) -> dict[str, float]:
+    """What a steady step is spent on: compute, the link (exposed transfer), waiting, launching (idle), or copies."""
+    kept = set(steady.steps) if steady else set()
     steps = [step for rank in ranks for step in rank.steps if step.step in kept]
     waits = sum(step.exposed_comm_by_cause.get(c, 0) for step in steps for c in ("peer_wait", "start_up"))
     exposed = sum(step.account.exposed_comm_ns for step in steps)
@@ -135,4 +134,5 @@ def _bound_by(ranks: Sequence[Rank], steady: Steady | None) -> str | None:
         "launch": sum(step.account.idle_ns for step in steps),
         "copy": sum(step.account.exposed_copy_ns for step in steps),
     }
-    return max(parts, key=lambda name: parts[name])
+    whole = sum(parts.values())
+    return {name: ns / whole for name, ns in parts.items()} if whole else {}

@@ -26,6 +26,7 @@ from tracekit.readers.nsys_host import (
     read_os_calls,
     read_syncs,
 )
+from tracekit.readers.nsys_memory import process_memory, read_memory
 from tracekit.readers.nsys_tables import NULL, PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
 from tracekit.readers.raw import LARGEST_RANK, Names, RankClaim, RawCapture, RawTrack
 from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
@@ -84,8 +85,9 @@ def read_nsys_sqlite(
     calls = read_calls(tables, stop_ns)
     nvtx = read_nvtx(tables, stop_ns)
     syncs = read_syncs(tables)
+    memory = read_memory(tables)
     os_calls = read_os_calls(tables) if nvtx.columns["open"].any() else {}
-    lacks = _lacks(database, gpu, calls, nvtx.columns, has_payload=bool(nvtx.payload))
+    lacks = _lacks(gpu, calls, nvtx.columns, memory, has_payload=bool(nvtx.payload))
 
     # Launchers and data workers are processes too, but say nothing: only those with GPU work or NVTX are kept. Without
     # any GPU work those that called CUDA are, for they tell what went wrong.
@@ -93,6 +95,7 @@ def read_nsys_sqlite(
     pids = np.union1d(gpu["globalPid"] if len(gpu["start"]) else call_pid, range_pid)
     of_gpu, of_range = rows_by_value(gpu["globalPid"], pids), rows_by_value(range_pid, pids)
     of_call, of_sync = rows_by_value(call_pid, pids), rows_by_value(syncs["globalPid"], pids)
+    of_memory = rows_by_value(memory["globalPid"], pids)
     called_by = np.full(len(gpu["start"]), NONE, np.int32)
     inside_nccl = np.full(len(gpu["start"]), NONE, np.int32)
     process_names = {pid: as_text(name) for pid, name in database.small("PROCESSES", "globalPid", "name")}
@@ -121,6 +124,7 @@ def read_nsys_sqlite(
                 open_calls=open_calls,
                 unfinished=lasting[lasting != NONE],
                 os_calls=tuple(os_calls.get(global_pid, ())),
+                memory=process_memory(memory, of_memory[i]),
             )
         )
     del calls, nvtx
@@ -153,7 +157,7 @@ def _tracks(
 ) -> tuple[tuple[RawTrack, ...], tuple[tuple[int, int], ...]]:
     """(pairs of process and device that are ranks, pairs that only copy)."""
     tracks, auxiliary = [], []
-    gpu_names = _GpuNames(database)
+    gpus = _Gpus(database)
     for i, rows in enumerate(of_gpu):
         devices = np.unique(gpu["deviceId"][rows])
         for device, picked in zip(devices.tolist(), rows_by_value(gpu["deviceId"][rows], devices), strict=True):
@@ -177,30 +181,38 @@ def _tracks(
                 bytes=gpu["bytes"][own],
                 pageable=gpu["pageable"][own],
             )
-            tracks.append(RawTrack(process=i, pid=pid, device=device, device_name=gpu_names.name(pid, device), ops=ops))
+            name, size = gpus.name_and_memory(pid, device)
+            tracks.append(RawTrack(process=i, pid=pid, device=device, device_name=name, ops=ops, device_memory=size))
     return tuple(tracks), tuple(auxiliary)
 
 
-class _GpuNames:
-    """Names of GPUs by process and CUDA ordinal, as far as the capture tells."""
+class _Gpus:
+    """Names and memory of GPUs by process and CUDA ordinal, as far as the capture tells."""
 
     def __init__(self, database: Database) -> None:
-        rows = [(*row[:2], as_text(row[2])) for row in database.small("TARGET_INFO_GPU", "id", "cuDevice", "name")]
+        rows = database.small("TARGET_INFO_GPU", "id", "cuDevice", "name", "totalMemory")
+        named = [(gpu, ordinal, as_text(name), size) for gpu, ordinal, name, size in rows]
         # The table can list adapters that no kernel runs on.
-        gpus = [row for row in rows if row[2] and not any(other in row[2] for other in ("Intel", "Microsoft"))]
-        self._by_id = {row[0]: row[2] for row in gpus}
-        self._by_ordinal = {row[1]: row[2] for row in gpus if row[1] is not None}
+        known = [row for row in named if row[2] and not any(other in row[2] for other in ("Intel", "Microsoft"))]
+        facts = [(gpu, ordinal, (name, _bytes(size))) for gpu, ordinal, name, size in known]
+        self._by_id = {gpu: fact for gpu, _, fact in facts}
+        self._by_ordinal = {ordinal: fact for _, ordinal, fact in facts if ordinal is not None}
         self._physical = {
             (pid, ordinal): gpu
             for gpu, ordinal, pid in database.small("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
         }
-        self._only = next(iter(names)) if len(names := set(self._by_id.values())) == 1 else None
+        distinct = set(self._by_id.values())
+        self._only = distinct.pop() if len(distinct) == 1 else None
 
-    def name(self, pid: int, device: int) -> str | None:
-        """Name of the GPU that the process calls ``device``; None where it cannot be told."""
+    def name_and_memory(self, pid: int, device: int) -> tuple[str | None, int | None]:
+        """(name, bytes of memory) of the GPU that the process calls ``device``; None where it cannot be told."""
         if (pid, device) in self._physical:
-            return self._by_id.get(self._physical[pid, device])
-        return self._only or self._by_ordinal.get(device) or self._by_id.get(device)
+            return self._by_id.get(self._physical[pid, device], (None, None))
+        return self._only or self._by_ordinal.get(device) or self._by_id.get(device) or (None, None)
+
+
+def _bytes(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _claims(marks: Sequence[tuple[str | None, str]], ranges: Ranges, names: Names) -> tuple[RankClaim, ...]:
@@ -263,13 +275,13 @@ def _facts(database: Database, table: str) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if name and value]
 
 
-def _lacks(database: Database, gpu: Columns, calls: Columns, ranges: Columns, *, has_payload: bool) -> tuple[str, ...]:
+def _lacks(gpu: Columns, calls: Columns, ranges: Columns, memory: Columns, *, has_payload: bool) -> tuple[str, ...]:
     missing = {
         "nvtx": len(ranges["start"]) == 0,
         "launch_rows": len(calls["start"]) == 0,
         "nccl_payload": not has_payload,
         "graph_nodes": bool(np.any(gpu["source"] == Source.GRAPH)),
-        "memory": database.rows_at_most("CUDA_GPU_MEMORY_USAGE_EVENTS") == 0,
+        "memory": len(memory["time"]) == 0,
     }
     return tuple(key for key, lacking in missing.items() if lacking)
 

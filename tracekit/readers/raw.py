@@ -51,6 +51,8 @@ class RawTrack:
     device: int
     device_name: str | None
     ops: Ops
+    device_memory: int | None = None
+    """Bytes of the GPU's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

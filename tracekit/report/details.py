@@ -137,11 +137,14 @@ def _value(value: float | int | str | None, unit: str) -> str:
     return f"{number} {clean(unit, 20)}".rstrip()
 
 
-def unknowns(analysis: Analysis) -> list[tuple[str, str | None]]:
-    """Return what could not be told, each with what would tell it: remedies first, then skipped rules by reason."""
+def unknowns(analysis: Analysis, *, extras: bool = True) -> list[tuple[str, str | None]]:
+    """Return what could not be told, each with what would tell it: remedies first, then skipped rules by reason.
+
+    Without ``extras`` what ordinary captures do not hold is left out.
+    """
     lines: list[tuple[str, str | None]] = [(clean(what), clean(how)) for what, how in analysis.remedies]
     rules: dict[tuple[str, str | None], list[str]] = {}
-    for skipped in analysis.skipped_rules:
+    for skipped in (each for each in analysis.skipped_rules if extras or not each.extra):
         rules.setdefault((skipped.reason, skipped.capture_with), []).append(clean(skipped.rule, 12))
     for (reason, how), codes in rules.items():
         what = f"{listed(dict.fromkeys(codes))} skipped, {clean(reason)}"

@@ -17,6 +17,7 @@ from tracekit.results import (
     Hang,
     HostRank,
     LastActivity,
+    Memory,
     Mismatch,
     Prediction,
     Rank,
@@ -60,9 +61,10 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "collectives": [_collective(row) for row in analysis.collectives],
         "sharding": _sharding(analysis.sharding) if analysis.sharding else None,
         "efficiency": asdict(analysis.efficiency) if analysis.efficiency else None,
+        "memory": _memory(analysis.memory) if analysis.memory else None,
         "stragglers": [_straggler(row) for row in analysis.stragglers],
         "hang": hang_dict(analysis.hang) if analysis.hang else None,
-        "not_examined": [*NOT_EXAMINED, *([] if analysis.sharding else ["sharding", "efficiency"])],
+        "not_examined": [*NOT_EXAMINED, *([] if analysis.sharding else ["sharding", "efficiency", "memory"])],
         "findings": [_finding(finding) for finding in analysis.findings],
         "skipped_rules": [
             {"rule": skipped.rule, "reason": skipped.reason, "capture_with": skipped.capture_with}
@@ -279,6 +281,19 @@ def _sharding(found: Sharding) -> dict[str, Any]:
         "parameters": found.parameters,
         "parameters_source": found.parameters_source,
         "explanations": {row.op: row.explanation for row in found.volumes if row.explanation},
+    }
+
+
+def _memory(found: Memory) -> dict[str, Any]:
+    need = found.expected
+    return {
+        "ranks": [asdict(rank) for rank in found.ranks],
+        "peak_bytes": found.peak_bytes,
+        "spare_bytes": found.spare_bytes,
+        "expected": {**asdict(need), "model_state": need.model_state, "total": need.total} if need else None,
+        "gap_bytes": found.gap_bytes,
+        "kept_bytes": found.kept_bytes,
+        "lacking": list(found.lacking),
     }
 
 

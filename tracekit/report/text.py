@@ -17,7 +17,7 @@ from tracekit.report.findings_text import finding_lines
 from tracekit.report.heat_text import heat_lines
 from tracekit.report.summary import Bar, Summary, summarise
 from tracekit.report.tables_text import fitted, rank_lines, size_lines
-from tracekit.report.theory import theory_lines, usage_words
+from tracekit.report.theory import roofline, theory_lines, usage_words
 from tracekit.report.verdict import UNDECIDED
 from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
 from tracekit.report.wrapping import wrapped
@@ -123,6 +123,8 @@ def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text
         facts.append(f"p95 {duration(analysis.steady.step_time_p95_ns)}")
     facts += usage_words(analysis)
     yield from wrapped(Text(" · ".join(facts)), width, indent, Text(" " * indent))
+    if bounds := roofline(analysis):
+        yield from wrapped(Text(bounds), width, indent, Text(" " * indent))
 
 
 def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
@@ -271,7 +273,7 @@ def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Te
 
 
 def _unknown(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:
-    lines = unknowns(analysis)
+    lines = unknowns(analysis, extras=verbose)
     if not lines:
         return
     yield Text("What these captures cannot tell", style="bold")

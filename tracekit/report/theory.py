@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.report.words import clean, plural, size
-from tracekit.results import Analysis, Sharding, Volume
+from tracekit.results import Analysis, Memory, Sharding, Volume
 
 NO_STRATEGY = ("none", "undecided")
 SURE = 0.5
@@ -45,6 +45,54 @@ def rate(value: float) -> str:
     return f"{value:.3g}"
 
 
+def roofline(analysis: Analysis) -> str | None:
+    """What the step is bound by, and how fast its most exposed op moves bytes: one line, if anything is known."""
+    used = analysis.efficiency
+    words = []
+    if used is not None and used.bound_by:
+        words.append(f"bound by {used.bound_by} ({100 * used.shares[used.bound_by]:.0f} %)")
+    speeds = list(speed_words(analysis))
+    return " · ".join([*words, *speeds[:1]]) or None
+
+
+def speed_words(analysis: Analysis) -> Iterator[str]:
+    """Bus bandwidth of each op against its link's peak, most exposed first."""
+    told = set()
+    for row in analysis.collectives:
+        if row.busbw_gbps is None or row.op in told:
+            continue
+        told.add(row.op)
+        peak = next((each.peak_gbps for each in row.by_size if each.peak_gbps), None)
+        of = f" of {peak:.0f} (NVLink)" if peak else ""
+        yield f"{row.op.replace('_', '-')} at {row.busbw_gbps:.0f} GB/s{of}"
+
+
+def memory_lines(found: Memory) -> Iterator[str]:
+    """What was reserved, and what should be."""
+    if found.peak_bytes is not None:
+        spare = f", {size(found.spare_bytes)} to spare" if found.spare_bytes is not None else ""
+        yield f"memory: the allocator reserves up to {size(found.peak_bytes)} of a GPU{spare}"
+    need = found.expected
+    if need is not None:
+        parts = (
+            ("weights", need.weights),
+            ("gradients", need.gradients),
+            ("optimizer", need.optimizer),
+            ("gathered units", need.gathered),
+            ("activations", need.activations),
+        )
+        said = ", ".join(f"{name} {size(value) if value is not None else 'unknown'}" for name, value in parts)
+        whole = f"{size(need.total)} = " if need.total is not None else ""
+        yield f"memory expected: {whole}{said}"
+    per_step = [rank for rank in found.ranks if rank.allocations_per_step or rank.frees_per_step]
+    if per_step:
+        most = max(per_step, key=lambda rank: rank.allocations_per_step or 0)
+        yield (
+            f"memory calls: rank {most.rank} allocates {most.allocations_per_step:.1f} and frees "
+            f"{most.frees_per_step:.1f} times a step"
+        )
+
+
 def theory_lines(analysis: Analysis) -> Iterator[str]:
     """The strategy, what it moves against what it should, and why MFU is what it is or unknown; for those who ask."""
     found, used = analysis.sharding, analysis.efficiency
@@ -54,12 +102,16 @@ def theory_lines(analysis: Analysis) -> Iterator[str]:
         for row in found.volumes:
             yield _volume(row)
     if used is not None:
-        if used.bound_by:
-            yield f"bound by {used.bound_by}"
+        if used.shares:
+            yield "of a step: " + ", ".join(f"{name} {100 * part:.0f} %" for name, part in used.shares.items())
+        if speeds := ", ".join(speed_words(analysis)):
+            yield f"bus bandwidth: {speeds}"
         if used.formula and used.mfu is not None:
             yield f"MFU {100 * used.mfu:.1f} % = {used.formula}"
         elif used.reason:
             yield f"MFU unknown: {used.reason}"
+    if analysis.memory is not None:
+        yield from memory_lines(analysis.memory)
 
 
 def _volume(row: Volume) -> str:

@@ -25,7 +25,7 @@ from tracekit.rules.exposed import ExposedCommunication
 from tracekit.rules.hangs import HANG_RULES
 from tracekit.rules.host import DataLoading, Pauses, SyncCall
 from tracekit.rules.launches import LaunchBound
-from tracekit.rules.memory import AllocatorRetries, Churn
+from tracekit.rules.memory import AllocatorRetries, Churn, MemoryGap
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
 from tracekit.rules.overheads import LazyLoading, Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
 from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
@@ -81,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     OffloadExposed(),
     AllocatorRetries(),
     Churn(),
+    MemoryGap(),
     SyncCall(),
     DataLoading(),
     LazyLoading(),

@@ -11,7 +11,19 @@ from tracekit.metrics.accounting import mean
 from tracekit.metrics.links import Link
 from tracekit.metrics.views import RankView
 from tracekit.metrics.world import StartUp, World
-from tracekit.results import Account, Collective, Finding, Hang, Rank, Severity, SkippedRule, Steady, Straggler
+from tracekit.results import (
+    Account,
+    Collective,
+    Finding,
+    Hang,
+    Memory,
+    Rank,
+    Severity,
+    Sharding,
+    SkippedRule,
+    Steady,
+    Straggler,
+)
 from tracekit.rules.ledger import Ledger
 from tracekit.timeline import Timeline
 
@@ -48,6 +60,8 @@ class Context:
     ledger: Ledger
     """What of the bubbles no finding has claimed: a rule that states a cost claims it here."""
 
+    sharding: Sharding
+    memory: Memory
     hang: Hang | None = None
     """Why the job stands still, where the captures end in a hang."""
 

@@ -1,9 +1,10 @@
-"""TK403 and TK501: what keeping within the GPU's memory costs."""
+"""TK403, TK501 and TK502: what keeping within the GPU's memory costs, and what takes it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import fmean as mean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from tracekit.metrics.activity import is_allocation, is_free
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.views import RankView
-from tracekit.results import Evidence, Finding, SkippedRule
+from tracekit.results import Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
 from tracekit.rules.host import without_launches
 from tracekit.rules.loss import Loss, Weights, add_places, milliseconds
@@ -70,6 +71,56 @@ def _memory_calls(context: Context, views: Iterable[RankView]) -> tuple[int, int
     return freed, taken
 
 
+class MemoryGap:
+    """TK502: the job reserves more memory than its strategy and model account for."""
+
+    code = "TK502"
+    title = "More GPU memory is reserved than the model accounts for"
+
+    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
+        """Compares the highest peak with model state, gathered units and activations."""
+        memory, limits = context.memory, context.thresholds
+        if memory.peak_bytes is None:
+            yield SkippedRule(
+                rule=self.code,
+                reason="how much GPU memory is reserved is not known",
+                capture_with="nsys profile --cuda-memory-usage=true, from the start of the job",
+                extra=True,
+            )
+            return
+        need, gap = memory.expected, memory.gap_bytes
+        if need is None or gap is None or need.total is None:
+            reason = "how much memory the job should need is not known: it lacks " + "; ".join(memory.lacking)
+            yield SkippedRule(rule=self.code, reason=reason, capture_with=None)
+            return
+        capacity = min((rank.capacity_bytes for rank in memory.ranks if rank.capacity_bytes), default=None)
+        if gap < limits.memory_gap_share * need.total or (capacity and gap < limits.memory_gap_of_gpu * capacity):
+            return
+        full = capacity is not None and memory.peak_bytes >= limits.usable_memory_share * capacity
+        parts = (
+            ("reserved at the peak", memory.peak_bytes),
+            ("model state", need.model_state),
+            ("gathered units", need.gathered),
+            ("activations", need.activations),
+            ("not accounted for", gap),
+        )
+        yield Finding(
+            rule=self.code,
+            severity=Severity.WARNING if full else Severity.INFO,
+            title=f"{gap / 1e9:.1f} GB more are reserved than model state, gathered units and activations take",
+            ranks=tuple(rank.rank for rank in memory.ranks if rank.peak_bytes == memory.peak_bytes),
+            steps=(),
+            cost_ns=None,
+            gain_ns=None,
+            evidence=tuple(
+                Evidence(metric=name, value=round(size / 1e9, 3), unit="GB") for name, size in parts if size is not None
+            ),
+            fix="Compare torch.cuda.max_memory_allocated() with max_memory_reserved(): a large difference is "
+            "fragmentation (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True). Else look for tensors that outlive the "
+            "step, logits in fp32, whole replicas and workspaces: torch.cuda.memory._record_memory_history().",
+        )
+
+
 class Churn:
     """TK501: memory goes back and forth between the job and the driver in every step."""
 
@@ -81,27 +132,34 @@ class Churn:
         if skipped := without_launches(context, self.code):
             yield skipped
             return
-        counts = {view.rank: _memory_calls(context, [view]) for view in context.views}
-        freed, taken = (sum(count[i] for count in counts.values()) for i in (0, 1))
-        windows, limits = context.ledger.windows, context.thresholds
-        if not context.steps or min(freed, taken) < limits.churn_calls * windows:
+        ranks, limits = context.memory.ranks, context.thresholds
+        taken = mean([rank.allocations_per_step or 0.0 for rank in ranks])
+        freed = mean([rank.frees_per_step or 0.0 for rank in ranks])
+        if min(freed, taken) < limits.churn_calls:
             return
+        sizes = [rank.allocated_bytes_per_step for rank in ranks]
+        told = [size for size in sizes if size is not None]
         loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "allocator"))
         found = loss.report(
             self.code,
-            f"Memory is allocated {taken / windows:.0f} times and freed {freed / windows:.0f} times a step",
+            f"Memory is allocated {taken:.0f} times and freed {freed:.0f} times a step",
             [
                 Evidence(
                     metric="calls that allocate",
-                    value=round(taken / windows, 1),
+                    value=round(taken, 1),
                     unit="a step",
                     threshold=limits.churn_calls,
                 ),
                 Evidence(
                     metric="calls that free",
-                    value=round(freed / windows, 1),
+                    value=round(freed, 1),
                     unit="a step",
                     threshold=limits.churn_calls,
+                ),
+                *(
+                    [Evidence(metric="allocated", value=round(size / windows / 1e9, 3), unit="GB a step")]
+                    if size
+                    else []
                 ),
                 Evidence(
                     metric="idle in them that no other finding claims",
@@ -114,5 +172,5 @@ class Churn:
             "torch.cuda.memory._record_memory_history() names the callers.",
         )
         # It is told by calls, whether or not the GPU idles in them.
-        often = tuple(rank for rank, count in counts.items() if min(count))
+        often = tuple(r.rank for r in ranks if min(r.allocations_per_step or 0.0, r.frees_per_step or 0.0) > 0)
         yield replace(found, ranks=often, steps=context.steps)

@@ -1,4 +1,4 @@
-"""TK105 and TK109: transfers that start in time and still last too long: too many small ones, or too many bytes."""
+"""TK105, TK109 and TK114: transfers that start in time and still last too long: too many, too large, or needless."""
 
 from __future__ import annotations
 
@@ -172,6 +172,20 @@ def _speeds(context: Context, fast: list[tuple[Collective, float]]) -> Iterable[
         )
 
 
+def _gigabytes(size: int) -> float:
+    return round(size / 1e9, 3)
+
+
+def _memory_unknown(context: Context) -> tuple[str, str | None]:
+    """(why it is not known whether there is room, what to capture)."""
+    memory = context.memory
+    if any(rank.peak_bytes is None for rank in memory.ranks):
+        return "how much memory the GPUs have to spare is not known", "nsys profile --cuda-memory-usage=true"
+    if memory.spare_bytes is None:
+        return "how much memory the GPUs have is not known", None
+    return "how large the units are that are gathered again is not known", None
+
+
 class GatheredTwice(CauseRule):
     """TK114: parameters are gathered again for the backward pass though memory is to spare."""
 
@@ -179,13 +193,42 @@ class GatheredTwice(CauseRule):
     title = "Parameters are gathered twice"
     causes = ("no_prefetch", "queued_behind_comm", "bandwidth", "latency_bound")
 
+    fixes: ClassVar[Mapping[str, str]] = {
+        "fsdp1": "ShardingStrategy.SHARD_GRAD_OP.",
+        "fsdp2": "fully_shard(..., reshard_after_forward=False).",
+        "deepspeed": "stage 2, or a higher stage3_max_live_parameters and stage3_max_reuse_distance.",
+    }
+    general = "Keep the parameters gathered between the forward and the backward pass."
+
     def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """How much memory is free decides, and captures do not tell it yet: never reported, and said so."""
+        """Fires where gathers of the backward pass are exposed and what they bring would fit."""
         ledger, wall = context.ledger, context.step.wall_ns
         again = sum(int(v.bubbles.ns[self.pick(v) & ledger.counted(v)].sum()) for v in context.views)
-        if again and again >= context.thresholds.warning_share * wall * ledger.windows:
-            reason = "how much memory the GPUs have to spare is not known"
-            yield SkippedRule(rule=self.code, reason=reason, capture_with=None)
+        if not again or again < context.thresholds.warning_share * wall * ledger.windows:
+            return
+        memory = context.memory
+        if memory.spare_bytes is None or memory.kept_bytes is None:
+            reason, remedy = _memory_unknown(context)
+            yield SkippedRule(rule=self.code, reason=reason, capture_with=remedy)
+            return
+        unusable = sum(rank.capacity_bytes or 0 for rank in memory.ranks) / len(memory.ranks)
+        unusable *= 1 - context.thresholds.usable_memory_share
+        if memory.kept_bytes > memory.spare_bytes - unusable:
+            return
+        yield Loss.of(context, self.pick).report(
+            self.code,
+            "Parameters are gathered again for the backward pass, and there is room to keep them",
+            [
+                Evidence(
+                    metric="exposed gathers of the backward pass",
+                    value=milliseconds(again / ledger.windows),
+                    unit="ms a step",
+                ),
+                Evidence(metric="units that are gathered again", value=_gigabytes(memory.kept_bytes), unit="GB"),
+                Evidence(metric="memory to spare on the fullest GPU", value=_gigabytes(memory.spare_bytes), unit="GB"),
+            ],
+            self.fix(context),
+        )
 
     def pick(self, view: RankView) -> Bool:
         """Exposed gathers of the backward pass."""
