@@ -52,6 +52,7 @@ def test_whole_summary_counted_by_hand() -> None:
         "",
         "Step  100.0 ms = 70.0 compute + 20.0 exposed comm + 3.0 copy + 7.0 idle",
         "      overlap 0.50 · median 100.0 ms · p95 100.0 ms",
+        "      all-gather at 325 GB/s of 450 (NVLink)",
         "",
         "█ compute  ▓ exposed comm  ▞ exposed copy  · idle",
         "rank" + " " * 47 + "compute exposed ms  overlap",

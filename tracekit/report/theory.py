@@ -64,7 +64,7 @@ def speed_words(analysis: Analysis) -> Iterator[str]:
         told.add(row.op)
         peak = next((each.peak_gbps for each in row.by_size if each.peak_gbps), None)
         of = f" of {peak:.0f} (NVLink)" if peak else ""
-        yield f"{row.op.replace('_', '-')} at {row.busbw_gbps:.0f} GB/s{of}"
+        yield f"{clean(row.op, 30).replace('_', '-')} at {row.busbw_gbps:.0f} GB/s{of}"
 
 
 def memory_lines(found: Memory) -> Iterator[str]:
