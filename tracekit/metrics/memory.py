@@ -122,14 +122,21 @@ def _rank(rank: Rank, track: RankTrack, view: RankView, steady: Steady | None, g
 
 
 def _host_window(view: RankView, steps: Sequence[Step]) -> tuple[int, int] | None:
-    """From the first launch of these steps to the last: the host, which allocates, runs ahead of the GPU."""
+    """The host's time of these steps, which runs ahead of the GPU's.
+
+    From the last launch of what comes before them to their own last launch.
+    """
     if not steps:
         return None
-    launched = np.isin(view.labels.step, [step.step for step in steps]) & (view.ops.call != NONE)
-    if not launched.any():
+    launched = (view.labels.step != NONE) & (view.ops.call != NONE)
+    mine = np.isin(view.labels.step, [step.step for step in steps]) & launched
+    if not mine.any():
         return steps[0].start_ns, steps[-1].end_ns
-    call = view.ops.call[launched]
-    return int(view.process.calls.start[call].min()), int(view.process.calls.end[call].max())
+    calls = view.process.calls
+    first, last = (int(t) for t in (calls.start[view.ops.call[mine]].min(), calls.end[view.ops.call[mine]].max()))
+    before = calls.end[view.ops.call[launched & ~mine]]
+    before = before[before <= first]
+    return int(before.max(initial=min(first, int(calls.start[0])))), last
 
 
 def _calls(view: RankView, start: int, end: int, named: Callable[[str], bool]) -> int:

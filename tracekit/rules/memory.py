@@ -157,8 +157,8 @@ class Churn:
                     threshold=limits.churn_calls,
                 ),
                 *(
-                    [Evidence(metric="allocated", value=round(size / windows / 1e9, 3), unit="GB a step")]
-                    if size
+                    [Evidence(metric="allocated", value=round(mean(told) / 1e9, 3), unit="GB a step")]
+                    if len(told) == len(sizes)
                     else []
                 ),
                 Evidence(
