@@ -95,7 +95,7 @@ def test_what_is_unknown_of_the_job_is_left_out() -> None:
     analysis = replace(analysis, ranks=(first, replace(analysis.ranks[1], host="node0")))
     assert job_parts(replace(analysis, world_size=4, not_captured=(2, 3))) == [
         "run1.sqlite",
-        "1 × GPU + 1 × H100 80GB HBM3 of 4 ranks",
+        "1 GPU + 1 × H100 80GB HBM3 of 4 ranks",
         "node0",
     ]
     assert [name for name, _, _ in key_figures(analysis, summarise(analysis))] == [

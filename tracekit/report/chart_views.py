@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracekit.report.details import CollectiveRow, SizeRow, why_no_bandwidth
 from tracekit.report.figures import Figure
+from tracekit.report.wait_views import WaitView
 from tracekit.results import Analysis
 
 NO_MODULES = "No NVTX ranges name modules. To have them: annotate the modules, and capture with --trace=cuda,nvtx."
@@ -26,8 +27,9 @@ def chart_views(
     figures: Mapping[str, Figure | None],
     collectives: Sequence[CollectiveRow],
     sizes: Sequence[SizeRow],
+    waits: Sequence[WaitView],
 ) -> tuple[ChartView, ...]:
-    """Return steps, collectives, modules and bandwidth, in this order."""
+    """Return the maps of waits, then steps, collectives, modules and bandwidth."""
     quoted = "A steady step" if analysis.steady else "Whole capture"
     dashed = ". Dashed: the link's peak" if any(row.peak_gbps for row in sizes) else ""
     exposed = f"{quoted}, mean over ranks"
@@ -43,12 +45,21 @@ def chart_views(
         "modules": _why_no_modules(analysis),
         "bandwidth": why_no_bandwidth(analysis),
     }
-    return tuple(
-        ChartView(key=key, title=title, about=about)
-        if figures[key]
-        else ChartView(key=None, title=title, about=missing[key])
-        for key, (title, about) in told.items()
-    )
+    maps = [
+        ChartView(key=view.key if view.cells else None, title=view.title, about=f"{view.about} {view.legend}".strip())
+        for view in waits
+    ]
+    return (*maps, *_charts(figures, told, missing))
+
+
+def _charts(
+    figures: Mapping[str, Figure | None], told: Mapping[str, tuple[str, str]], missing: Mapping[str, str]
+) -> Iterator[ChartView]:
+    for key, (title, about) in told.items():
+        if figures[key]:
+            yield ChartView(key=key, title=title, about=about)
+        else:
+            yield ChartView(key=None, title=title, about=missing[key])
 
 
 def _why_no_modules(analysis: Analysis) -> str:

@@ -132,7 +132,7 @@ def _efficiency(used: Efficiency) -> Table:
         lines.append(sentence(f"MFU is not known: {clean(used.reason)}"))
     return Table(
         title="Efficiency",
-        about="of a steady step, all GPUs",
+        about="tokens a second, MFU, and what they rest on",
         lines=tuple(lines),
         heads=("Figure", "Value"),
         rows=tuple((name, value if value is not None else "unknown") for name, value in figures),
@@ -150,7 +150,7 @@ def _critical_path(analysis: Analysis, summary: Summary) -> Table | None:
     rows = list(_path_rows(path, steps, scale))
     return Table(
         title="Critical path",
-        about=f"what the length of a step hangs on, {scale.unit} a step",
+        about=f"what the length of a {summary.whole} hangs on, {scale.unit} a {summary.whole}",
         lines=(f"{scale.with_unit(path.length_ns / steps)} = {whole}.",),
         heads=("By", "Over", "Time", "Of the path"),
         rows=tuple(rows[:MAX_ROWS]),
@@ -184,9 +184,9 @@ def _what_if(replay: Replay, scale: Scale) -> Table:
         lines.append("No finding has a change that can be replayed; --what-if asks for one.")
     return Table(
         title="What if",
-        about="the step with something changed, by replay",
+        about="how long it takes with something changed, by replay",
         lines=tuple(lines),
-        heads=("Change", "Step", "Shorter by", "Of the step") if replay.predictions or replay.what_if else (),
+        heads=("Change", "Takes", "Shorter by", "Share") if replay.predictions or replay.what_if else (),
         rows=tuple(_prediction(row, replay.step_time_ns or 0, scale) for row in _once(replay)),
     )
 

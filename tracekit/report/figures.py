@@ -106,6 +106,7 @@ def _ranked(values: Sequence[float], labels: Sequence[str], hover: str, title: s
     places = [str(i) for i in range(len(values))]
     trace = _bars("comm", title, x=[round(value, 6) for value in values], y=places, unit="")
     trace |= {"orientation": "h", "hovertemplate": f"{hover}<extra></extra>", "showlegend": False}
+    trace["width"] = min(0.75, 0.2 * len(values))  # few bars stay bars
     layout = _layout(xaxis_title=title, yaxis_title=None)
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
     layout["yaxis"] |= {"tickmode": "array", "tickvals": places, "ticktext": [plain(label) for label in labels]}

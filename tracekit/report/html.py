@@ -106,7 +106,7 @@ def render_html(
         findings=finding_views(analysis, summary, sheet),
         cards=CARDS,
         hang=hang_page.page(analysis.hang) if analysis.hang is not None else None,
-        chart_views=chart_views(analysis, figures, rows, sizes),
+        patterns=chart_views(analysis, figures, rows, sizes, waits),
         waits=waits,
         maps=maps,
         ranks=rank_rows(analysis, summary.scale),

@@ -137,10 +137,10 @@ def job_parts(analysis: Analysis) -> list[str]:
 
 
 def _gpus(analysis: Analysis) -> str:
-    names = [clean(rank.device_name or "GPU", 60).removeprefix("NVIDIA ") for rank in analysis.ranks]
-    shown = " + ".join(f"{count} × {name}" for name, count in Counter(names).most_common(3))
+    names = Counter(clean(rank.device_name or "unknown", 60).removeprefix("NVIDIA ") for rank in analysis.ranks)
+    named = [f"{n} × {name}" if name != "unknown" else plural(n, "GPU") for name, n in names.most_common(3)]
     missing = f" of {analysis.world_size} ranks" if analysis.not_captured and analysis.world_size else ""
-    return (shown or "no GPU work") + missing
+    return (" + ".join(named) or "no GPU work") + missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
