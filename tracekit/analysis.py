@@ -35,10 +35,12 @@ from tracekit.metrics.together import (
     Together,
     blame,
     clock_of,
+    coarse_offset,
     put_together,
     stages,
     with_caused_waits,
     with_common_numbers,
+    with_wall_clock_notes,
 )
 from tracekit.metrics.traffic import traffic
 from tracekit.metrics.views import Detail, OpLabels, RankView, label_ops
@@ -136,7 +138,7 @@ def examine(
     found = [m.collectives for m in measured]
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
-    measured = with_common_numbers(measured, together)
+    measured = with_wall_clock_notes(timeline, with_common_numbers(measured, together), together, options.thresholds)
     views = _views(timeline, measured, together.waits, options.thresholds)
     measured = [replace(m, steps=with_causes(m.steps, v.bubbles)) for m, v in zip(measured, views, strict=True)]
     measured = _picked_steps(measured, options)
@@ -255,7 +257,7 @@ def _ranks(
 ) -> tuple[Rank, ...]:
     ranks = []
     for row, (m, fit) in enumerate(zip(measured, together.clocks, strict=True)):
-        clock = clock_of(fit, _coarse(timeline, m.track, measured[0].track))
+        clock = clock_of(fit, coarse_offset(timeline, m.track, measured[0].track))
         m = replace(m, steps=with_caused_waits(m.steps, row, verdict, steady))  # noqa: PLW2901
         ranks.append(verdict.shown_in(rank_result(timeline, m, steady.steps if steady else (), clock), row))
         release()
@@ -373,12 +375,6 @@ def _meets_another_capture(timeline: Timeline, tracks: Sequence[RankTrack], toge
         row in kind.members and any(capture[member] != capture[row] for member in kind.members)
         for kind in together.matched
     )
-
-
-def _coarse(timeline: Timeline, track: RankTrack, first: RankTrack) -> int | None:
-    """Offset to the first rank's clock by the wall clocks at the captures' starts, where both are known."""
-    own, reference = (timeline.captures[timeline.processes[t.process].capture].start_epoch_ns for t in (track, first))
-    return reference - own if own is not None and reference is not None else None
 
 
 def _kernel_names(timeline: Timeline, tracks: Sequence[RankTrack]) -> list[str]:

@@ -99,10 +99,37 @@ def test_captures_of_two_jobs_do_not_fit():
     assert fit(job(seed=8) * 3 // 2, job(seed=8)) is None
 
 
-def test_two_runs_of_one_script_an_hour_apart_do_not_fit():
-    """They look alike to the microsecond, and the wall clock says that they are not one job."""
-    assert fit(seen(job()), job(), coarse=3600 * SECOND) is None
-    assert fit(seen(job()), job(), coarse=30 * SECOND) is not None
+DAY = 86_400 * SECOND
+
+
+@pytest.mark.parametrize("off", [3600 * SECOND, DAY, -DAY])
+@pytest.mark.parametrize(("cut", "drift"), [(0, 0.0), (23, 20e-6)])
+def test_a_wall_clock_that_was_never_set_is_overruled_by_one_exact_fit(off, cut, drift):
+    """GIVEN ends that are the same to the microsecond at one lag only, THEN they are of one job."""
+    own, other = seen(job(), 5_000, drift)[cut:], job()
+    found = fit(own, other, coarse=off)
+    assert np.abs(found.to_reference(seen(job(), 5_000, drift, jitter=0)) - job()).max() <= 5_000
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (SECOND + 10_000_000 * np.arange(300), SECOND + 10_000_000 * np.arange(300)),
+        (seen(job(spread=0.0)), job(spread=0.0)),
+        (seen(job(), jitter=8_000), job()),
+        (job(seed=8), job(seed=9)),
+        (job(seed=8)[:8], job(seed=9)[:8]),
+        (SECOND + 10_000_000 * np.arange(8), SECOND + 10_000_000 * np.arange(8)),
+    ],
+    ids=["regular", "regular steps", "loose", "other run", "few of another run", "few and regular"],
+)
+def test_the_wall_clock_is_not_overruled_by_less(own, other):
+    """Two runs of one script an hour apart: where several lags fit, or none exactly, they are not taken for one."""
+    assert fit(own, other, coarse=3600 * SECOND) is None
+
+
+def test_a_wall_clock_wrong_by_less_than_a_minute_needs_no_exact_fit():
+    assert fit(seen(job(), jitter=8_000), job(), coarse=30 * SECOND) is not None
 
 
 def test_nothing_in_common():

@@ -374,6 +374,23 @@ def test_tk908_a_capture_of_another_job():
     assert "1 of 2 captures" in found.title
 
 
+@pytest.mark.parametrize(("regular", "fits"), [(False, True), (True, False)])
+def test_tk908_a_wall_clock_wrong_by_a_day(regular, fits):
+    """One lag fits where no step is like the next; where all are alike, every lag does, and nothing is known."""
+    day, lots = 86_400 * 1_000_000_000, np.random.default_rng(5)
+    job = Job(4, [0, 0, 1, 1], {0: ClockOf(0, 0.0, 10 * day), 1: ClockOf(40_000, 0.0, 11 * day)})
+    lock_step(job, compute=lambda r, *_: (600 if regular else int(lots.integers(500, 700)) + 300 * (r == 3)) * US)
+    found = analyzed(job)
+    assert ("TK908" not in {f.rule for f in found.findings}) == fits
+    first, second = found.captures
+    assert first.notes == ()
+    assert [note for note in second.notes if "wall clocks" in note and "86400 s" in note] == list(second.notes) * fits
+    if fits:
+        assert {(r.clock.method, r.clock.offset_ns) for r in found.ranks[2:]} == {("collectives", 40_000)}
+        assert [s.rank for s in found.stragglers] == [3]
+        assert second.notes[0].startswith("ranks 2-3: ")
+
+
 def test_tk908_clocks_that_fit():
     assert "TK908" not in rules_of(two_captures())
 

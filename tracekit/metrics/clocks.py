@@ -118,10 +118,25 @@ def _best_lag(
         jitter, offset, lag = min(good, key=lambda t: abs(t[1] - coarse_ns))
     else:
         jitter, offset, lag = min(good, key=lambda t: (abs(t[2]), t[0]))
-    if coarse_ns is not None and abs(offset - coarse_ns) > thresholds.coarse_clock_error_ns:
+    astray = coarse_ns is not None and abs(offset - coarse_ns) > thresholds.coarse_clock_error_ns
+    if astray and not _only_one_fits(own, other, lag, tried, thresholds):
         return None
     a, b = overlap(own, other, lag)
     return jitter, offset, a, b
+
+
+def _only_one_fits(
+    own: Int64, other: Int64, lag: int, tried: Sequence[tuple[float, float, int]], thresholds: Thresholds
+) -> bool:
+    """Whether ends at ``lag`` differ as those of one collective do, and no other lag comes near.
+
+    That a host's wall clock was never set is likelier than that another job's ends are the same to the microsecond.
+    ``tried`` has (jitter, offset, lag) of the promising lags; the neighbours are looked at whether or not they are.
+    """
+    tolerance = thresholds.clock_tolerance_ns
+    beside = [_jitter(*overlap(own, other, each)) for each in (lag - 1, lag + 1)]
+    rest = min([jitter for jitter, _ in beside] + [jitter for jitter, _, at in tried if at != lag])
+    return _jitter(*overlap(own, other, lag))[0] <= tolerance and rest > CLEARLY * tolerance
 
 
 def _promising_lags(own: Int64, other: Int64, coarse_ns: int | None, thresholds: Thresholds) -> list[int]:
@@ -171,6 +186,8 @@ def _jitter(own: Int64, other: Int64) -> tuple[float, float]:
     return float(np.median(np.abs(residual - np.median(residual)))), float(np.median(difference))
 
 
+CLEARLY = 4
+"""A lag with so many times the jitter that ends of one collective may have is another one."""
 TIGHT_NS = 500
 """Jitter below this is that of the timestamps themselves."""
 LARGEST_DRIFT = 1e-3

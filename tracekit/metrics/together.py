@@ -113,6 +113,30 @@ def clock_of(fit: ClockFit | None, coarse_ns: int | None) -> Clock:
     return Clock(offset_ns=coarse_ns, drift_ppm=None, uncertainty_ns=None, method=method)
 
 
+def coarse_offset(timeline: Timeline, track: RankTrack, first: RankTrack) -> int | None:
+    """Offset to the first rank's clock by the wall clocks at the captures' starts, where both are known, ns."""
+    own, reference = (timeline.captures[timeline.processes[t.process].capture].start_epoch_ns for t in (track, first))
+    return reference - own if own is not None and reference is not None else None
+
+
+def with_wall_clock_notes(
+    timeline: Timeline, measured: Sequence[RankMeasures], together: Together, thresholds: Thresholds
+) -> list[RankMeasures]:
+    """The ranks, with a note where collectives fit exactly and the wall clocks of the hosts tell another offset."""
+    result = []
+    for m, fit in zip(measured, together.clocks, strict=True):
+        coarse = coarse_offset(timeline, m.track, measured[0].track)
+        apart = abs(fit.offset_ns - coarse) if fit is not None and coarse is not None else 0
+        if fit is not None and fit.method == "collectives" and apart > thresholds.coarse_clock_error_ns:
+            note = (
+                f"the wall clocks at the captures' starts disagree by {round(apart / 1e9)} s with its collectives, "
+                "which fit at one place only: the clock is aligned by these"
+            )
+            m = replace(m, notes=(*m.notes, note))  # noqa: PLW2901
+        result.append(m)
+    return result
+
+
 def stages(
     tracks: Sequence[RankTrack], found: Sequence[RankCollectives], peers: NDArray[np.bool_]
 ) -> tuple[tuple[int, ...], ...]:
