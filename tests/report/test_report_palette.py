@@ -97,7 +97,7 @@ def test_every_role_in_both_themes_and_in_the_style_sheet() -> None:
     style = stylesheet()
     assert style.index("color-scheme:light") < style.index("@media screen")
     used = set()
-    for name in ("style.css", "paint.js"):
+    for name in ("style.css", "timeline.css", "timeline/paint.js"):
         text = (STATIC / name).read_text("utf-8")
         used |= {part.split(")")[0] for part in text.split("var(--")[1:]}
     assert used <= palette()["light"].keys()
