@@ -109,6 +109,9 @@ class Thresholds:
     """† A host thread that waits for the GPU goes on within this."""
     replay_error_share: float = 0.05
     """† A replay without changes that misses the measured step by more than this share predicts nothing."""
+    graph_gap_ns: int = 1_000
+    """† Between two kernels of a CUDA graph, where the capture does not show how kernels that are queued follow each
+    other."""
     collective_latency_ns: int = 20_000
     """† What a collective takes whatever its bytes: a faster network shortens only the rest."""
     alone_share: float = 0.1

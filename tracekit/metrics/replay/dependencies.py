@@ -32,6 +32,9 @@ LOOK_BACK = 8
 SAME_COUNT = 0.2
 """Waits and operations whose numbers differ by less than this share are taken for pairs."""
 
+POLLS_SHARE = 0.75
+"""Of the pauses between two kinds of launches this share ends with the GPU's work, where the host waits for that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
@@ -284,11 +287,13 @@ def polled(work: RankWork, calls: Int64, thresholds: Thresholds) -> Held:
     """Which calls come when the last operation launched before them has ended, although nothing recorded waits for it.
 
     So does a host that polls an event, or launches in blocking mode. Only pauses too long to be work between two
-    launches are taken for that.
+    launches are taken for that, and only where most pauses between the same launches end so: one is chance.
     """
     start, before = work.call_start[calls], np.append(work.call_end[calls][:1], work.call_end[calls][:-1])
     latest = Launched(work).last_before(start)
-    told = (latest != NONE) & (start - before > thresholds.replay_wake_ns)
+    paused = (latest != NONE) & (start - before > thresholds.replay_wake_ns)
     after_end = start - work.end[np.maximum(latest, 0)] if len(work) else np.zeros(len(calls), np.int64)
-    told &= (after_end >= -thresholds.replay_lag_ns) & (after_end <= thresholds.replay_wake_ns)
+    told = paused & (np.abs(after_end) <= thresholds.replay_lag_ns)
+    place = labels(work.call_name[calls], np.where(latest != NONE, work.name[np.maximum(latest, 0)], NONE))
+    told &= np.bincount(place, weights=told)[place] >= POLLS_SHARE * np.bincount(place, weights=paused)[place]
     return Held(after=calls[told], before=latest[told], recorded=np.zeros(int(told.sum()), np.bool_))

@@ -22,7 +22,7 @@ from tracekit.metrics.matching import FINISH_TOGETHER, Matched
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.replay.dependencies import host_waits, launch_lag, operation_waits, polled, ready_at
 from tracekit.metrics.replay.longest_path import NEVER
-from tracekit.metrics.replay.work import CallNames, RankWork, before_in_group, rank_work
+from tracekit.metrics.replay.work import Names, RankWork, before_in_group, rank_work
 from tracekit.timeline import NONE, Process
 
 Int64 = NDArray[np.int64]
@@ -136,7 +136,7 @@ def build_graph(
     processes: Sequence[Process],
     matched: Sequence[Matched],
     clocks: Sequence[ClockFit],
-    names: CallNames,
+    names: Names,
     window: tuple[int, int],
     learn_from_ns: int,
     thresholds: Thresholds,
@@ -149,7 +149,7 @@ def build_graph(
     make = _Builder()
     work, op_node, begins = [], [], []
     for rank, (m, process, clock) in enumerate(zip(measured, processes, clocks, strict=True)):
-        mine = rank_work(m, process, clock, names, learn_from_ns, high)
+        mine = rank_work(m, process, clock, names, learn_from_ns, high, thresholds)
         kept = np.flatnonzero(mine.start >= low)
         node = np.full(len(mine), NONE, np.int64)
         node[kept] = make.add(Node.OP, rank, kept, mine.start[kept] - low, mine.end[kept] - mine.start[kept])

@@ -8,56 +8,35 @@ first gather of a step stays where it is, for it needs what the optimizer has wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.metrics.replay.graph import Edge, Graph
-from tracekit.metrics.replay.longest_path import Order
-from tracekit.metrics.replay.work import RankWork, before_in_group
+from tracekit.metrics.replay.rewire import Edges, launches, rewired
+from tracekit.metrics.replay.work import RankWork, before_in_group, main_stream
 from tracekit.timeline import NONE, Kind
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-def prefetched(graph: Graph, *, forward: bool, backward: bool) -> tuple[Graph, Order]:
-    """The graph with gathers issued one ahead, and its order. Edges keep their numbers; new ones come last.
+def prefetched(graph: Graph, *, forward: bool, backward: bool) -> Graph:
+    """The graph with gathers issued one ahead.
 
-    Gathers are taken that are launched in the backward pass, or not in it, or both.
-
-    Raises `CycleError` where ranks would issue their collectives in different orders.
+    Gathers are taken that are launched in the backward pass, or not in it, or both. Where ranks would issue their
+    collectives in different orders, the graph has a circle.
     """
     kept = np.ones(len(graph.source), np.bool_)
-    new: list[_Edges] = []
+    new: list[Edges] = []
     for rank, work in enumerate(graph.work):
         moves = _moves(graph, rank, work, work.backward & backward | ~work.backward & forward)
         if moves.op.size:
             _drop(graph, rank, work, moves, kept)
             new += _edges(graph, rank, work, moves)
-    source, target, kind, from_end, lag = (
-        np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in new)])
-        for name, dtype in (
-            ("source", np.int64),
-            ("target", np.int64),
-            ("kind", np.int8),
-            ("from_end", np.bool_),
-            ("lag", np.float64),
-        )
-    )
-    changed = replace(
-        graph,
-        source=np.append(graph.source, source),
-        target=np.append(graph.target, target),
-        edge=np.append(graph.edge, kind),
-        from_end=np.append(graph.from_end, from_end),
-        lag=np.append(graph.lag, lag),
-        unexplained=np.append(graph.unexplained, np.zeros(len(source))),
-    )
-    picked = np.append(np.flatnonzero(kept), np.arange(len(kept), len(kept) + len(source)))
-    return changed, Order.of(len(graph.kind), changed.source, changed.target, picked)
+    return rewired(graph, kept, new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,30 +50,9 @@ class _Moves:
     """(operations of the rank,) when each is launched then; ns, as the launches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Edges:
-    source: Int64
-    target: Int64
-    kind: NDArray[np.int8]
-    from_end: Bool
-    lag: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, kind: Edge, source: Int64, target: Int64, lag: NDArray[np.float64], *, from_end: bool) -> _Edges:
-        """Edges of one kind."""
-        n = len(source)
-        return cls(
-            source=source,
-            target=target,
-            kind=np.full(n, kind, np.int8),
-            from_end=np.full(n, from_end, np.bool_),
-            lag=lag,
-        )
-
-
 def _moves(graph: Graph, rank: int, work: RankWork, wanted: Bool) -> _Moves:
     """Which operations of a rank prefetch issues earlier, and behind which; only for the ``wanted`` gathers."""
-    node, main = graph.op_node[rank], _main_stream(work)
+    node, main = graph.op_node[rank], main_stream(work)
     order = np.argsort(work.launched, kind="stable")
     order = order[node[order] != NONE]
     gathers = [int(op) for op in order if work.gather[op] and work.stream[op] != main]
@@ -118,14 +76,6 @@ def _moves(graph: Graph, rank: int, work: RankWork, wanted: Bool) -> _Moves:
             op.append(moved)
             behind.append(user)
     return _Moves(op=np.array(op, np.int64), behind=np.array(behind, np.int64), issued=issued)
-
-
-def _main_stream(work: RankWork) -> int:
-    computing = work.kind == Kind.COMPUTE
-    streams, at = np.unique(work.stream[computing], return_inverse=True)
-    if not len(streams):
-        return NONE
-    return int(streams[np.argmax(np.bincount(at, weights=(work.end - work.start)[computing]))])
 
 
 def _users(graph: Graph, rank: int, work: RankWork, gathers: Sequence[int], on_main: Int64) -> dict[int, int]:
@@ -163,19 +113,16 @@ def _drop(graph: Graph, rank: int, work: RankWork, moves: _Moves, kept: Bool) ->
         kept[(graph.edge == kind) & reordered[graph.target]] = False
 
 
-def _edges(graph: Graph, rank: int, work: RankWork, moves: _Moves) -> list[_Edges]:
+def _edges(graph: Graph, rank: int, work: RankWork, moves: _Moves) -> list[Edges]:
     """What binds the moved operations instead."""
     node, end = graph.op_node[rank], graph.end_node[rank]
-    launches = np.flatnonzero((graph.edge == Edge.LAUNCH) & (graph.rank[graph.target] == rank))
-    call, lag = np.full(len(work), NONE, np.int64), np.zeros(len(work))
-    launched = graph.item[graph.target[launches]]
-    call[launched], lag[launched] = graph.source[launches], graph.lag[launches]
+    call, lag = launches(graph, rank)
     told = call[moves.behind] != NONE
     op, behind = moves.op[told], moves.behind[told]
     lags = np.minimum(lag[op], lag[behind])
     made = [
-        _Edges.of(Edge.LAUNCH, call[behind], node[op], lags, from_end=False),
-        _Edges.of(Edge.EVENT, node[moves.behind], node[moves.op], np.zeros(len(moves.op)), from_end=False),
+        Edges.of(Edge.LAUNCH, call[behind], node[op], lags, from_end=False),
+        Edges.of(Edge.EVENT, node[moves.behind], node[moves.op], np.zeros(len(moves.op)), from_end=False),
     ]
     for kind, group in ((Edge.STREAM, work.stream), (Edge.COMMUNICATOR, work.communicator)):
         in_use = np.any((graph.edge == kind) & (graph.rank[graph.target] == rank))
@@ -183,5 +130,5 @@ def _edges(graph: Graph, rank: int, work: RankWork, moves: _Moves) -> list[_Edge
         ops = ops[np.argsort(moves.issued[ops], kind="stable")]
         before = before_in_group(group[ops])
         after, first = ops[before != NONE], ops[before[before != NONE]]
-        made.append(_Edges.of(kind, end[first], node[after], graph.late[node[after]], from_end=True))
+        made.append(Edges.of(kind, end[first], node[after], graph.late[node[after]], from_end=True))
     return made

@@ -20,7 +20,7 @@ from tracekit.metrics.replay.changes import Changed
 from tracekit.metrics.replay.graph import Graph, build_graph
 from tracekit.metrics.replay.longest_path import CycleError, Order
 from tracekit.metrics.replay.windows import Window, choose_steps, step_windows, whole_capture
-from tracekit.metrics.replay.work import CallNames
+from tracekit.metrics.replay.work import Names
 from tracekit.metrics.together import Together
 from tracekit.results import Steady
 from tracekit.timeline import NONE, Ops, Timeline
@@ -161,7 +161,7 @@ def _graph(
         [timeline.processes[m.track.process] for m in measured],
         together.matched,
         clocks,
-        CallNames.of(timeline.names),
+        Names.of(timeline.names),
         (low, high),
         low - (high - low) if learn_before else low,
         thresholds,

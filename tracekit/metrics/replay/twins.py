@@ -65,6 +65,19 @@ def kernel_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
 
 def gap_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
     """The host's work before each call, as edges."""
+    return _twins(*_gaps(graph, anchors))
+
+
+def gaps_of_steps(graph: Graph, anchors: Sequence[Int64]) -> Twins:
+    """The same, of one rank in different steps, which stand for ranks."""
+    items, ranks, keys = _gaps(graph, anchors)
+    steps = [name_step[1] for name_step in keys]
+    places = [np.concatenate([rank[None], key[:1], key[2:]]) for rank, key in zip(ranks, keys, strict=True)]
+    return _twins(items, steps, places)
+
+
+def _gaps(graph: Graph, anchors: Sequence[Int64]) -> tuple[list[Int64], list[Int64], list[Int64]]:
+    """By rank: edges, the rank, and of each edge the calls that it leads to, counted."""
     edges = np.flatnonzero(graph.edge == Edge.HOST)
     target = graph.target[edges]
     items, ranks, keys = [], [], []
@@ -80,7 +93,7 @@ def gap_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
         items.append(mine[order])
         ranks.append(np.full(len(mine), rank, np.int64))
         keys.append(_counted(name[order], step))
-    return _twins(items, ranks, keys)
+    return items, ranks, keys
 
 
 def _counted(name: Int64, step: Int64) -> Int64:

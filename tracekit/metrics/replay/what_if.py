@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tracekit.config import Thresholds
 from tracekit.errors import UsageError
+from tracekit.metrics.replay.apart import offload_apart, reductions_apart
 from tracekit.metrics.replay.changes import (
     Changed,
     balanced,
@@ -23,18 +24,24 @@ from tracekit.metrics.replay.changes import (
     separate_communicators,
     without_host_time,
 )
-from tracekit.metrics.replay.longest_path import CycleError
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.host_changes import in_graphs, no_pauses, saved_beside
+from tracekit.metrics.replay.longest_path import CycleError, Order
+from tracekit.metrics.replay.pieces import gathers_under_forward, last_reduction_in_pieces
 from tracekit.metrics.replay.prefetch import prefetched
 from tracekit.metrics.replay.replay import Steps
-from tracekit.metrics.replay.twins import Twins, gap_twins, kernel_twins
+from tracekit.metrics.replay.transfer_changes import coalesced, even_links, first_gather_split
+from tracekit.metrics.replay.twins import Twins, gap_twins, gaps_of_steps, kernel_twins
 from tracekit.results import Prediction, Replay, Straggler
 
 STRAGGLER_OFF = "straggler=off"
 PREFETCH_ON = "prefetch=on"
 PREFETCH_FORWARD = "prefetch=forward"
 PREFETCH_BACKWARD = "prefetch=backward"
-PREFETCHES = {PREFETCH_ON: (True, True), PREFETCH_FORWARD: (True, False), PREFETCH_BACKWARD: (False, True)}
-"""Whether gathers of the forward and of the backward pass are issued ahead."""
+REDUCTIONS_APART = "reductions=apart"
+REDUCTION_IN_PIECES = "last-reduction=pieces"
+GATHERS_UNDER_FORWARD = "gathers=under-forward"
+OFFLOAD_APART = "offload=apart"
 HOST_ON_TIME = "host=on-time"
 CONTENTION_OFF = "contention=off"
 SYNC_OFF = "sync=off"
@@ -44,9 +51,25 @@ COMMUNICATORS_SEPARATE = "communicators=separate"
 CONNECTIONS_MANY = "connections=many"
 PAGEABLE_OFF = "pageable=off"
 REDUCTIONS_DEFERRED = "reductions=deferred"
+GRAPHS_ON = "graphs=on"
+PAUSES_OFF = "pauses=off"
+SAVES_BESIDE = "saves=beside"
+COLLECTIVES_COALESCED = "collectives=coalesced"
+FIRST_GATHER_SPLIT = "first-gather=split"
+LINKS_EVEN = "links=even"
+REWIRING: Mapping[str, Callable[[Graph, Thresholds], Graph | None]] = {
+    PREFETCH_ON: lambda graph, _: prefetched(graph, forward=True, backward=True),
+    PREFETCH_FORWARD: lambda graph, _: prefetched(graph, forward=True, backward=False),
+    PREFETCH_BACKWARD: lambda graph, _: prefetched(graph, forward=False, backward=True),
+    REDUCTIONS_APART: lambda graph, _: reductions_apart(graph),
+    REDUCTION_IN_PIECES: last_reduction_in_pieces,
+    GATHERS_UNDER_FORWARD: lambda graph, _: gathers_under_forward(graph),
+    OFFLOAD_APART: lambda graph, _: offload_apart(graph),
+}
+"""Changes of what waits for what; None where there is nothing to change."""
 CHANGES = (
     STRAGGLER_OFF,
-    *PREFETCHES,
+    *REWIRING,
     HOST_ON_TIME,
     CONTENTION_OFF,
     SYNC_OFF,
@@ -56,6 +79,12 @@ CHANGES = (
     CONNECTIONS_MANY,
     PAGEABLE_OFF,
     REDUCTIONS_DEFERRED,
+    GRAPHS_ON,
+    PAUSES_OFF,
+    SAVES_BESIDE,
+    COLLECTIVES_COALESCED,
+    FIRST_GATHER_SPLIT,
+    LINKS_EVEN,
 )
 """The changes that can be made, besides ``bandwidth=2x``, with any factor."""
 BANDWIDTH = re.compile(r"bandwidth=(\d{1,4}(?:\.\d{1,3})?)x")
@@ -85,11 +114,10 @@ class WhatIf:
         self._ranks = ranks
         self._stragglers = stragglers
         self._thresholds = thresholds
-        self._ahead: dict[str, WhatIf | None] = {}
+        self._by_wiring: dict[tuple[str, ...], WhatIf | None] = {}
         graph = steps.graph
-        self._changes: Mapping[str, Callable[[Changed], Changed]] = {
+        self._changes: Mapping[str, Callable[[Changed], Changed | None]] = {
             STRAGGLER_OFF: self._straggler_off,
-            **{change: lambda now: now for change in PREFETCHES},  # they are in the graph
             HOST_ON_TIME: lambda now: host_on_time(now, graph),
             CONTENTION_OFF: lambda now: no_contention(now, graph, thresholds),
             SYNC_OFF: lambda now: no_synchronisation(now, graph, thresholds),
@@ -98,45 +126,59 @@ class WhatIf:
             COMMUNICATORS_SEPARATE: lambda now: separate_communicators(now, graph),
             CONNECTIONS_MANY: lambda now: many_connections(now, graph),
             REDUCTIONS_DEFERRED: lambda now: deferred_reductions(now, graph),
+            GRAPHS_ON: lambda now: in_graphs(now, graph, thresholds),
+            PAUSES_OFF: lambda now: no_pauses(now, self._gaps_of_steps, steps.starts.shape[1], thresholds),
+            SAVES_BESIDE: lambda now: saved_beside(now, graph, thresholds),
+            COLLECTIVES_COALESCED: lambda now: coalesced(now, graph, thresholds),
+            FIRST_GATHER_SPLIT: lambda now: first_gather_split(now, graph, thresholds),
+            LINKS_EVEN: lambda now: even_links(now, graph, thresholds),
             PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph),
         }
 
     def predict(self, wanted: Iterable[Sequence[str]]) -> tuple[Prediction, ...]:
         """The step time with each set of changes made together; without those that cannot be replayed."""
-        by_graph: dict[str | None, dict[str, Changed]] = {}
+        by_wiring: dict[tuple[str, ...], dict[str, Changed]] = {}
         for together in wanted:
-            ahead = next((change for change in together if change in PREFETCHES), None)
-            what_if = self._issued(ahead)
+            wiring = tuple(change for change in REWIRING if change in together)
+            what_if = self._rewired(wiring)
             if what_if is None:
                 continue
-            changed = what_if._steps.graph.duration, what_if._steps.graph.lag
+            changed: Changed | None = (what_if._steps.graph.duration, what_if._steps.graph.lag)
             for change in together:
-                changed = what_if._change(change, changed)
-            by_graph.setdefault(ahead, {})[",".join(together)] = changed
+                if changed is not None and change not in REWIRING:
+                    changed = what_if._change(change, changed)
+            if changed is not None:
+                by_wiring.setdefault(wiring, {})[",".join(together)] = changed
         now = round(self._steps.step_ns)
         return tuple(
             Prediction(change=change, step_time_ns=round(ns), gain_ns=now - round(ns))
-            for ahead, made in by_graph.items()
-            if (what_if := self._issued(ahead)) is not None
+            for wiring, made in by_wiring.items()
+            if (what_if := self._rewired(wiring)) is not None
             for change, ns in what_if._steps.predict(made).items()
         )
 
-    def _issued(self, ahead: str | None) -> WhatIf | None:
-        """The same steps with gathers issued ahead, where that is a change; None where it cannot be replayed."""
-        if ahead is None:
+    def _rewired(self, wiring: tuple[str, ...]) -> WhatIf | None:
+        """The same steps with other dependencies; None where they cannot be replayed so."""
+        if not wiring:
             return self
-        if ahead not in self._ahead:
-            forward, backward = PREFETCHES[ahead]
-            try:
-                graph, order = prefetched(self._steps.graph, forward=forward, backward=backward)
-            except CycleError:
-                self._ahead[ahead] = None
-            else:
-                steps = replace(self._steps, graph=graph, order=order)
-                self._ahead[ahead] = WhatIf(steps, self._ranks, self._stragglers, self._thresholds)
-        return self._ahead[ahead]
+        if wiring not in self._by_wiring:
+            self._by_wiring[wiring] = self._rewire(wiring)
+        return self._by_wiring[wiring]
 
-    def _change(self, change: str, now: Changed) -> Changed:
+    def _rewire(self, wiring: tuple[str, ...]) -> WhatIf | None:
+        graph: Graph | None = self._steps.graph
+        for change in wiring:
+            graph = REWIRING[change](graph, self._thresholds) if graph is not None else None
+        if graph is None:
+            return None
+        try:
+            order = Order.of(len(graph.kind), graph.source, graph.target)
+        except CycleError:
+            return None
+        steps = replace(self._steps, graph=graph, order=order)
+        return WhatIf(steps, self._ranks, self._stragglers, self._thresholds)
+
+    def _change(self, change: str, now: Changed) -> Changed | None:
         factor = BANDWIDTH.fullmatch(change)
         if factor:
             return faster_network(now, self._steps.graph, float(factor[1]), self._thresholds)
@@ -152,6 +194,10 @@ class WhatIf:
     @cached_property
     def _kernels(self) -> Twins:
         return kernel_twins(self._steps.graph, self._steps.launched)
+
+    @cached_property
+    def _gaps_of_steps(self) -> Twins:
+        return gaps_of_steps(self._steps.graph, self._steps.launched)
 
     @cached_property
     def _gaps(self) -> Twins:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.config import Thresholds
 from tracekit.intervals import Cover
 from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.copies import TO_DEVICE, TO_HOST
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.one_rank import RankMeasures
-from tracekit.timeline import NONE, Process
+from tracekit.timeline import NONE, Kind, Process, Ranges
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -24,6 +26,8 @@ STREAM_WAIT = 2
 STREAM_SYNC, CONTEXT_SYNC = 3, 4
 HOST_WAITS = (1, STREAM_SYNC, CONTEXT_SYNC)
 """Types of synchronisation records by which the host waits."""
+NEVER_BEGUN = np.iinfo(np.int64).min // 2
+"""When the launch of an operation without a launch call began: outside of everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,8 +69,18 @@ class RankWork:
     """(n,) an all-gather."""
     reduction: Bool
     """(n,) a reduce-scatter or an all-reduce."""
+    forward: Bool
+    """(n,) launched while the host was inside a forward range, on whatever thread."""
     backward: Bool
-    """(n,) launched while the host was inside a backward range, on whatever thread."""
+    """(n,) the same of backward ranges."""
+    optimizer: Bool
+    """(n,) the same of optimizer ranges."""
+    to_host: Bool
+    """(n,) copies of tensors (by size) to the host."""
+    to_device: Bool
+    """(n,) copies of tensors to the GPU."""
+    bytes: Int64
+    """(n,) of a copy what it moves, of a collective its full tensor; NONE where not known."""
     communicator: Int64
     """(n,) a number for each communicator that NCCL names, NONE for the rest."""
     deferrable: Bool
@@ -80,29 +94,35 @@ class RankWork:
         return len(self.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CallNames:
-    """Names of calls, as indices into `Timeline.names`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Names:
+    """Names of calls and copies, as indices into `Timeline.names`."""
 
     record: Int32
     """Calls that record an event."""
     allocate: Int32
     """Calls that get or free device memory."""
+    to_host: Int32
+    """Copies to the host."""
+    to_device: Int32
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> CallNames:
+    def of(cls, names: Sequence[str]) -> Names:
         """Find them among all names of a timeline."""
         record = [i for i, name in enumerate(names) if re.match(r"cu(da)?EventRecord", name)]
         allocate = [
             i for i, name in enumerate(names) if re.match(r"cu(da)?(Mem)?(Malloc|Alloc|Free)(?!Host|Async)", name)
         ]
-        return cls(record=np.array(record, np.int32), allocate=np.array(allocate, np.int32))
+        to_host = [i for i, name in enumerate(names) if name in TO_HOST]
+        to_device = [i for i, name in enumerate(names) if name in TO_DEVICE]
+        return cls(*(np.array(found, np.int32) for found in (record, allocate, to_host, to_device)))
 
 
-def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNames, low: int, high: int) -> RankWork:
+def rank_work(
+    m: RankMeasures, process: Process, clock: ClockFit, names: Names, low: int, high: int, thresholds: Thresholds
+) -> RankWork:
     """The rank's work that starts in ``[low, high]`` on the reference's clock."""
-    track, in_data = m.track, m.words.where(lambda a: a.phase == "data")
-    in_backward = m.words.where(lambda a: a.phase == "backward")
+    track = m.track
     ops, calls, syncs = track.ops, process.calls, process.syncs
     start = clock.to_reference(ops.start)
     row = np.flatnonzero((start >= low) & (start <= high))
@@ -124,24 +144,25 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
     order = np.argsort(wait_at, kind="stable")
     recording = np.flatnonzero(np.isin(calls.name[first : last + 1], names.record)) + first
     getting = np.flatnonzero(np.isin(calls.name[first : last + 1], names.allocate)) + first
-    ranges = process.ranges
-    backward = Cover.of(ranges.start[in_backward], ranges.end[in_backward])
+    passes = {name: _ranges_of(m, process.ranges, name) for name in ("forward", "backward", "optimizer", "data")}
+    data = passes["data"]
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
-    gather, reduction, communicator = _collectives(m.collectives, row)
+    gather, reduction, communicator, size = _collectives(m.collectives, row)
     # A call that copies pageable memory may return only when that is done.
     staged = np.flatnonzero(ops.pageable[row] & (own_call != NONE))
     staged = staged[calls.end[own_call[staged]] >= ops.end[row[staged]]]
     slow = np.searchsorted(chosen, own_call[staged])
     waits_for[slow[waits_for[slow] == 0]] = HOST_WAITS[0]
-    step, behind = np.full(len(row), NONE, np.int64), np.zeros(len(row), np.bool_)
-    if len(calls):
-        begun = calls.start[np.maximum(own_call, 0)]
-        behind = (own_call != NONE) & (backward.within(begun, begun + 1) > 0)
+    begun = np.where(own_call != NONE, np.append(calls.start, 0)[own_call], NEVER_BEGUN)
+    inside = {name: cover.within(begun, begun + 1) > 0 for name, cover in passes.items()}
+    behind = inside["backward"]
+    step = np.full(len(row), NONE, np.int64)
     if m.marks is not None and len(calls):
-        step = np.where(own_call != NONE, m.marks.containing(calls.start[np.maximum(own_call, 0)]), NONE)
-    passes = np.where(behind, np.searchsorted(backward.start, begun, side="right"), 0) if len(calls) else step
+        step = np.where(own_call != NONE, m.marks.containing(begun), NONE)
+    which = np.where(behind, np.searchsorted(passes["backward"].start, begun, side="right"), 0)
     last_pass = np.zeros(max(int(step.max(initial=NONE)) + 2, 1), np.int64)
-    np.maximum.at(last_pass, step, passes)
+    np.maximum.at(last_pass, step, which)
+    tensors = (ops.kind[row] == Kind.COPY) & (ops.bytes[row] >= thresholds.tensor_bytes)
     return RankWork(
         row=row,
         start=start[row],
@@ -165,16 +186,27 @@ def rank_work(m: RankMeasures, process: Process, clock: ClockFit, names: CallNam
         step=step,
         gather=gather,
         reduction=reduction,
-        deferrable=reduction & behind & (step != NONE) & (passes < last_pass[step]),
+        deferrable=reduction & behind & (step != NONE) & (which < last_pass[step]),
+        forward=inside["forward"],
         backward=behind,
+        optimizer=inside["optimizer"],
+        to_host=tensors & np.isin(ops.name[row], names.to_host),
+        to_device=tensors & np.isin(ops.name[row], names.to_device),
+        bytes=np.where(ops.kind[row] == Kind.COPY, ops.bytes[row], size),
         communicator=communicator,
-        loading=Cover.of(clock.to_reference(ranges.start[in_data]), clock.to_reference(ranges.end[in_data])),
+        loading=Cover.of(clock.to_reference(data.start), clock.to_reference(data.end)),
         allocating=Cover.of(clock.to_reference(calls.start[getting]), clock.to_reference(calls.end[getting])),
     )
 
 
-def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Bool, Int64]:
-    """(which operations are all-gathers, which reduce, a number for each one's named communicator or NONE)."""
+def _ranges_of(m: RankMeasures, ranges: Ranges, phase: str) -> Cover:
+    """When the host, on whatever thread, was inside ranges of a phase; ns on the rank's clock."""
+    mine = m.words.where(lambda a: a.phase == phase)
+    return Cover.of(ranges.start[mine], ranges.end[mine])
+
+
+def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Bool, Int64, Int64]:
+    """By operation: (an all-gather, reduces, number of its named communicator or NONE, bytes of its tensor or NONE)."""
     names = [communicator for communicator, _ in found.group]
     number = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
     of_group = np.array([NONE if name is None else number[name] for name in names], np.int64)
@@ -188,7 +220,18 @@ def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, B
     gather[at[there]] = gathers[found.of[there]]
     reduction[at[there]] = reductions[found.of[there]]
     communicator[at[there]] = of_group[found.of[there]]
-    return gather, reduction, communicator
+    size = np.full(len(row), NONE, np.int64)
+    size[at[there]] = found.full_bytes[there]
+    return gather, reduction, communicator, size
+
+
+def main_stream(work: RankWork) -> int:
+    """The stream that computes most of the time, or NONE."""
+    computing = work.kind == Kind.COMPUTE
+    streams, at = np.unique(work.stream[computing], return_inverse=True)
+    if not len(streams):
+        return NONE
+    return int(streams[np.argmax(np.bincount(at, weights=(work.end - work.start)[computing]))])
 
 
 def before_in_group(group: Int64) -> Int64:
