@@ -460,6 +460,10 @@ class Replay:
     """For the fixes of findings."""
     what_if: tuple[Prediction, ...] = ()
     """For the changes that were asked for."""
+    together: Prediction | None = None
+    """With the fixes of all findings that gain something; None for less than two different ones."""
+    not_made: tuple[str, ...] = ()
+    """Changes that were asked for and that do not apply to this job, or cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

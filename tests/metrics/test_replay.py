@@ -98,6 +98,15 @@ def test_gains_are_within_a_quarter_of_the_true_ones(name):
     assert gains == [pytest.approx(truth, rel=0.25)] * len(gains)
 
 
+def test_two_findings_on_one_fault_do_not_gain_twice():
+    """A loader that is late on one rank: TK405 and TK202 each carry the whole gain, and together no more than that."""
+    found = analysis("data_stall")
+    gains = {f.rule: f.gain_ns for f in found.findings if f.rule in ("TK405", "TK202")}
+    truth = found.replay.step_time_ns - expected("data_stall")["without_fault"]["step_time_ns"]
+    assert gains == pytest.approx({"TK405": truth, "TK202": truth}, rel=0.05)
+    assert found.replay.together.gain_ns == pytest.approx(truth, rel=0.05)
+
+
 def test_each_half_of_what_is_the_matter_gains_a_part():
     found = analysis("zero3_no_prefetch")
     gains = sum(f.gain_ns for f in found.findings if f.rule in ("TK101", "TK102"))

@@ -243,6 +243,39 @@ def test_communicators_apart(tmp_path):
     compare(tmp_path, "communicators=separate", now, then)
 
 
+def test_hosts_without_pauses(tmp_path):
+    """GIVEN a pause of 12 ms in one step, at another place on each rank, THEN all steps are alike without."""
+    pauses = {0: "fwd/layers.1", 1: "bwd/layers.2", 2: "data", 3: "fwd/layers.0"}
+    step = dict.fromkeys(pauses, 0)
+
+    def pause(rank, place):
+        step[rank.rank] += place == "data"
+        return ms(12) if step[rank.rank] == 3 and place == pauses[rank.rank] else 0
+
+    compare(tmp_path, "pauses=off", lay_out(model=SHORT, pause=pause), lay_out(model=SHORT))
+
+
+class OnComputeStream(Ddp):
+    """Reduces gradients on the stream that computes."""
+
+    reduction_stream = COMPUTE
+
+
+@pytest.mark.parametrize("gigabytes_per_s", [352, 60])
+def test_reductions_apart(tmp_path, gigabytes_per_s):
+    """Where they are hidden then, and where they take longer than compute."""
+    now, then = (lay_out(s, gigabytes_per_s=gigabytes_per_s) for s in (OnComputeStream, Ddp))
+    compare(tmp_path, "reductions=apart", now, then)
+
+
+@pytest.mark.parametrize("change", ["offload=apart", "saves=beside", "gathers=under-forward", "reductions=apart"])
+def test_what_a_job_does_not_have_is_not_changed(change):
+    """THEN there is no prediction of no gain, and the change is named as not made."""
+    found = tracekit.analyze(tracekit.open(SAMPLES / "ddp.sqlite"), Options(what_if=(change, "bandwidth=2x")))
+    assert [row.change for row in found.replay.what_if] == ["bandwidth=2x"]
+    assert found.replay.not_made == (change,)
+
+
 def test_changes_made_together_are_made_together(tmp_path):
     now = lay_out(gigabytes_per_s=50, slowdown=lambda rank, _: 1.3 if rank == 1 else 1.0)
     then = lay_out(gigabytes_per_s=100)

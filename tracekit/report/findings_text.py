@@ -17,6 +17,8 @@ FIRST_SHOWN = 3
 """How many findings lead the summary."""
 ADVICE_LINES = 3
 """Lines of advice for each of them; the rest is with --verbose and on the rule's page."""
+NOTABLY = 1.1
+"""Gains whose sum is more than this times what all fixes gain together do not add up."""
 _SEVERITY_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "blue"}
 _INDENT = 7
 
@@ -39,11 +41,23 @@ def finding_lines(analysis: Analysis, summary: Summary, width: int, *, verbose: 
         if told:
             yield from wrapped(Text(told), width, _INDENT, Text.assemble("  ", ("Try", "bold"), "  "))
         cut = cut or (clean(finding.rule, 12) if told != advice else "")
+    yield from _together(analysis, summary, width)
     left = len(analysis.findings) - len(shown)
     more = [f"{plural(left, 'more finding' if shown else 'note')} with --verbose"] if left else []
     more += [f"all advice: --verbose, or tracekit explain {cut}"] if cut else []
     if more:
         yield from wrapped(Text("; ".join(more), style="dim"), width)
+
+
+def _together(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:
+    """Yield what all fixes gain together where that is less than the sum of what each gains alone."""
+    joint = analysis.replay.together if analysis.replay else None
+    if joint and sum(finding.gain_ns or 0 for finding in analysis.findings) > NOTABLY * joint.gain_ns:
+        whole = "a step" if summary.whole == "step" else "the capture"
+        line = (
+            f"Gains do not add up: with all of them mended {whole} takes {summary.scale.with_unit(joint.step_time_ns)}."
+        )
+        yield from wrapped(Text(line), width)
 
 
 def leading(findings: Sequence[Finding]) -> Sequence[Finding]:

@@ -155,6 +155,8 @@ def _replay(replay: Replay) -> dict[str, Any]:
         "unexplained_share": replay.unexplained_share,
         "reason": replay.reason,
         "predictions": [_prediction(row) for row in replay.predictions],
+        "together": _prediction(replay.together) if replay.together else None,
+        "not_made": list(replay.not_made),
     }
 
 

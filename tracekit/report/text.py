@@ -261,7 +261,7 @@ def _critical_path(analysis: Analysis, summary: Summary, width: int) -> Iterator
 
 def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Text]:
     """Yield what was asked for: the step time with changes made."""
-    if replay is None or not replay.what_if:
+    if replay is None or not (replay.what_if or replay.not_made):
         return
     now = replay.step_time_ns or 0
     before = summary.scale.with_unit(now)
@@ -270,6 +270,8 @@ def _what_if(replay: Replay | None, summary: Summary, width: int) -> Iterator[Te
         rest = f"{share(abs(row.gain_ns), now)} {'less' if row.gain_ns >= 0 else 'more'}"
         head = Text.assemble("  ", (summary.scale.with_unit(row.step_time_ns), "bold"), f", {rest}: ")
         yield from wrapped(Text(row.change.replace(",", ", ")), width, head.cell_len, head)
+    if replay.not_made:
+        yield from wrapped(Text(f"nothing to change in this job: {'; '.join(replay.not_made)}"), width, 2, Text("  "))
 
 
 def _unknown(analysis: Analysis, width: int, verbose: bool) -> Iterator[Text]:

@@ -92,7 +92,10 @@ def replayed(
     predictions = what_if.predict([(change,) for change in wanted])
     # What cannot be replayed gains nothing known.
     gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}
-    with_gains = (
+    with_gains = [
         replace(f, gain_ns=gains.get(CHANGE_OF_RULE[f.rule])) if f.rule in CHANGE_OF_RULE else f for f in findings
-    )
-    return replay_result(steps, predictions, what_if.predict(asked)), ranked(with_gains)
+    ]
+    made = tuple(change for change, gain in gains.items() if gain > 0)
+    together = next(iter(what_if.predict([made])), None) if len(made) > 1 else None
+    asked = list(asked)
+    return replay_result(steps, predictions, what_if.predict(asked), together, asked), ranked(with_gains)

@@ -82,13 +82,14 @@ def _levels(size: int, source: Int64, target: Int64) -> Int64:
     begin = np.searchsorted(source[by_source], np.arange(size + 1)).tolist()
     waiting = np.bincount(target, minlength=size).tolist()
     level = [0] * size
+    # First in, first out: nodes come by level, so that of those before a node the last one to come is the highest.
     ready = [node for node in range(size) if not waiting[node]]
     for node in ready:
         above = level[node] + 1
         for other in after[begin[node] : begin[node + 1]]:
-            level[other] = max(level[other], above)
             waiting[other] -= 1
             if not waiting[other]:
+                level[other] = above
                 ready.append(other)
     if len(ready) < size:
         raise CycleError("events of the captures wait for each other in a circle")

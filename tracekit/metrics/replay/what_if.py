@@ -205,9 +205,13 @@ class WhatIf:
 
 
 def replay_result(
-    steps: Steps | str, predictions: tuple[Prediction, ...] = (), what_if: tuple[Prediction, ...] = ()
+    steps: Steps | str,
+    predictions: tuple[Prediction, ...] = (),
+    what_if: tuple[Prediction, ...] = (),
+    together: Prediction | None = None,
+    asked: Sequence[Sequence[str]] = (),
 ) -> Replay:
-    """The result, or why there is none."""
+    """The result, or why there is none; ``asked`` are the changes that ``what_if`` answers, as far as they apply."""
     if isinstance(steps, str):
         return Replay(steps=(), step_time_ns=None, unexplained_share=None, reason=steps, predictions=())
     return Replay(
@@ -217,4 +221,6 @@ def replay_result(
         reason=None,
         predictions=predictions,
         what_if=what_if,
+        together=together,
+        not_made=tuple(change for change in map(",".join, asked) if change not in {row.change for row in what_if}),
     )
