@@ -18,8 +18,10 @@ from tracekit.results import (
     Efficiency,
     Hang,
     LastActivity,
+    Memory,
     Mismatch,
     Prediction,
+    RankMemory,
     Replay,
     Sharding,
     Volume,
@@ -48,6 +50,7 @@ USAGE = Efficiency(
     formula="6 x N FLOPs",
     reason=None,
     bound_by="wait",
+    shares={"wait": 0.6, "compute": 0.4},
 )
 REPLAY = Replay(
     steps=(1, 2),
@@ -123,6 +126,7 @@ def test_theory_efficiency_path_and_replays_are_tables() -> None:
     assert ["reduce-scatter", "unknown", "unknown", "–", ""] in rows
     assert ["Model GFLOPs per token", "6"] in rows
     assert ["Bound by", "wait"] in rows
+    assert ["Of a step: wait", "60 %"] in rows
     assert ["rank", "1", "90.0", "90 %"] in rows
     assert ["module", "outside of all", "40.0", "40 %"] in rows
     assert ["straggler=off", "80.0 ms", "20.0 ms", "20 %"] in rows
@@ -150,6 +154,27 @@ def test_theory_says_what_is_missing() -> None:
     assert not tables["What if"].heads
     assert "Critical path" not in tables
     assert theory_tables(make_analysis(by_hand()), summarise(make_analysis(by_hand()))) == []
+
+
+def test_memory_by_rank_and_what_is_expected() -> None:
+    gb = 1_000_000_000
+    rank = RankMemory(
+        rank=0,
+        capacity_bytes=80 * gb,
+        peak_bytes=60 * gb,
+        steady_peak_bytes=59 * gb,
+        first_bytes=50 * gb,
+        last_bytes=None,
+        allocations_per_step=2.5,
+        frees_per_step=2.5,
+        allocated_bytes_per_step=None,
+        source="calls",
+    )
+    analysis = make_analysis(by_hand(), memory=Memory(ranks=(rank,), expected=None, lacking=(), kept_bytes=None))
+    assert ["0", "80 GB", "60 GB", "59 GB", "50 GB", "–", "2.5"] in rows_of(analysis)
+    assert "Memory: the allocator reserves up to 60 GB of a GPU, 20 GB to spare." in " ".join(
+        line for table in theory_tables(analysis, summarise(analysis)) for line in table.lines
+    )
 
 
 def test_a_hang_tells_what_each_rank_did_last() -> None:

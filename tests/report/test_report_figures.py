@@ -23,7 +23,7 @@ from tracekit.report.figures import (
 from tracekit.report.heat import HeatMaps, heat_maps
 from tracekit.report.palette import STATIC
 from tracekit.report.words import Scale
-from tracekit.results import Account, Analysis, Module
+from tracekit.results import Account, Analysis, Module, Step
 
 MILLISECONDS = Scale("ms", 1_000_000, 1)
 
@@ -64,6 +64,25 @@ def test_exact_causes_are_on_hover() -> None:
     assert found["wait"]["customdata"] == ["<br>12.5 peer wait", "<br>10.0 peer wait", "<br>7.5 peer wait"]
     assert found["comm"]["customdata"][1] == "<br>10.0 unknown"
     assert "customdata" not in found["compute"]
+
+
+def test_a_slow_first_step_does_not_flatten_the_others() -> None:
+    # 200 ms of warm-up against steps of 100 ms: cut at 110 ms, and its height is told.
+    analysis = make_analysis(by_hand())
+
+    def slow(step: Step) -> Step:
+        account = replace(step.account, wall_ns=200 * MS, compute_ns=step.account.compute_ns + 100 * MS)
+        return replace(step, account=account)
+
+    ranks = tuple(replace(rank, steps=(slow(rank.steps[0]), *rank.steps[1:])) for rank in analysis.ranks)
+    figure = steps_figure(replace(analysis, ranks=ranks), MILLISECONDS)
+    assert figure
+    assert figure["layout"]["yaxis"]["range"] == pytest.approx([0, 110])
+    assert [(note["x"], note["text"]) for note in figure["layout"]["annotations"]] == [(0, "200 ↑")]
+    assert traces(figure)["compute"]["marker"]["opacity"] == [0.4, 1, 1]
+    plain = steps_figure(analysis, MILLISECONDS)
+    assert plain
+    assert "range" not in plain["layout"]["yaxis"]
 
 
 def module(name: str, exposed_ms: int) -> Module:

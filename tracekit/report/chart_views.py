@@ -32,9 +32,10 @@ def chart_views(
     """Return the maps of waits, then steps, collectives, modules and bandwidth."""
     quoted = "A steady step" if analysis.steady else "Whole capture"
     dashed = ". Dashed: the link's peak" if any(row.peak_gbps for row in sizes) else ""
+    faded = ", warm-up faded" if analysis.steady and analysis.steady.left_out else ""
     exposed = f"{quoted}, mean over ranks"
     told = {
-        "steps": ("Step time by cause", "Mean over ranks, warm-up steps included; exact causes on hover"),
+        "steps": ("Step time by cause", f"Mean over ranks{faded}; exact causes on hover"),
         "collectives": ("Exposed time by collective", exposed),
         "modules": ("Exposed time by module", exposed),
         "bandwidth": ("Bus bandwidth by size", f"Waiting left out{dashed}"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from tracekit.report.summary import Summary
-from tracekit.report.theory import rate, strategy_words
+from tracekit.report.theory import memory_lines, rate, strategy_words
 from tracekit.report.words import Scale, add_up, clean, duration, plural, runs, sentence, share, size
 from tracekit.results import (
     Analysis,
@@ -16,7 +16,9 @@ from tracekit.results import (
     Efficiency,
     Hang,
     LastActivity,
+    Memory,
     Prediction,
+    RankMemory,
     Replay,
     Sharding,
     Volume,
@@ -64,6 +66,7 @@ def theory_tables(analysis: Analysis, summary: Summary) -> list[Table]:
     found = [
         _sharding(analysis.sharding) if analysis.sharding else None,
         _efficiency(analysis.efficiency) if analysis.efficiency else None,
+        _memory(analysis.memory) if analysis.memory else None,
         _critical_path(analysis, summary),
         _what_if(analysis.replay, summary.scale) if analysis.replay else None,
         _hang(analysis.hang) if analysis.hang else None,
@@ -124,6 +127,7 @@ def _efficiency(used: Efficiency) -> Table:
         ("Model GFLOPs per token", None if used.flops_per_token is None else f"{used.flops_per_token / 1e9:.3g}"),
         ("Peak of the GPU, dense bfloat16", None if used.peak_tflops is None else f"{used.peak_tflops:g} TFLOP/s"),
         ("Bound by", used.bound_by),
+        *((f"Of a step: {name}", share(part, 1)) for name, part in used.shares.items()),
     ]
     lines = []
     if used.formula and used.mfu is not None:
@@ -137,6 +141,37 @@ def _efficiency(used: Efficiency) -> Table:
         heads=("Figure", "Value"),
         rows=tuple((name, value if value is not None else "unknown") for name, value in figures),
     )
+
+
+def _memory(found: Memory) -> Table:
+    rows = tuple(_memory_row(row) for row in found.ranks[:MAX_ROWS])
+    return Table(
+        title="GPU memory",
+        about="what each rank took from the driver, and what strategy and model take",
+        lines=(
+            *(sentence(line[:1].upper() + line[1:]) for line in memory_lines(found)),
+            *(sentence(f"Not known: {clean(text)}") for text in found.lacking),
+        ),
+        heads=(
+            "Rank",
+            "Of the GPU",
+            "Peak",
+            "Peak, steady steps",
+            "First steady step",
+            "Last one",
+            "Allocations a step",
+        )
+        if rows
+        else (),
+        rows=rows,
+        left_out=max(0, len(found.ranks) - MAX_ROWS),
+    )
+
+
+def _memory_row(row: RankMemory) -> tuple[str, ...]:
+    sizes = (row.capacity_bytes, row.peak_bytes, row.steady_peak_bytes, row.first_bytes, row.last_bytes)
+    calls = _UNKNOWN if row.allocations_per_step is None else f"{row.allocations_per_step:.1f}"
+    return (str(row.rank), *(_UNKNOWN if value is None else size(value) for value in sizes), calls)
 
 
 def _critical_path(analysis: Analysis, summary: Summary) -> Table | None:

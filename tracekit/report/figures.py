@@ -21,6 +21,8 @@ MAX_BARS = 240
 """More steps than this are drawn as means of neighbouring steps."""
 MAX_COLLECTIVES = 12
 MAX_SIZES = 16
+MOST_OVER_STEADY = 1.5
+"""Warm-up steps that are higher than this, over the highest steady step, are cut."""
 MAX_NAME = 28
 """Longer names of modules keep their end, which tells them apart."""
 MAX_NUMBERED_COLUMNS, MAX_NUMBERED_ROWS = 12, 32
@@ -59,7 +61,28 @@ def steps_figure(analysis: Analysis, scale: Scale) -> Figure | None:
             traces.append(trace)
     layout = _layout(xaxis_title="step", yaxis_title=f"{scale.unit} a step")
     layout["xaxis"]["type"] = "category"
+    left_out = set(analysis.steady.left_out if analysis.steady else ())
+    warm_up = [left_out.issuperset(group) for group in groups]
+    _cut_warm_up(layout, [sum(mean.values()) / scale.unit_ns for mean in means], warm_up)
+    for trace in traces:
+        trace["marker"]["opacity"] = [0.4 if faded else 1 for faded in warm_up]
     return {"data": traces, "layout": layout}
+
+
+def _cut_warm_up(layout: Figure, heights: Sequence[float], warm_up: Sequence[bool]) -> None:
+    """Keep a slow first step from making all others look flat: its bar is cut, with its height written above."""
+    steady = [height for height, faded in zip(heights, warm_up, strict=True) if not faded]
+    if not steady or max(heights) <= MOST_OVER_STEADY * max(steady):
+        return
+    top = 1.1 * max(steady)
+    layout["yaxis"]["range"] = [0, top]
+    layout["legend"]["y"] = 1.1
+    layout["annotations"] = [
+        {"x": i, "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False, "text": f"{height:.0f} ↑"}
+        | {"font": {"size": 11}}
+        for i, height in enumerate(heights)
+        if height > top
+    ]
 
 
 def _mean_families(steps: list[Step]) -> dict[str, float]:
