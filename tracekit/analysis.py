@@ -161,7 +161,7 @@ def examine(
         kernel_names = _kernel_names(timeline, tracks)
         moved = traffic(views, steady)
         strategy = sharding(moved, facts, {f"{c:#018x}": size for c, size in sizes.items()})
-        usage = efficiency(ranks, steady, facts, kernel_names, options.gpu)
+        usage = efficiency(ranks, steady, facts, kernel_names, options.gpu, stands_still=hang is not None)
         memory = memory_account(ranks, tracks, views, steady, moved, strategy, facts, kernel_names, options.gpu)
         context = Context(
             timeline=timeline,

@@ -89,6 +89,26 @@ def recognised(*flows, world=8, steps=4, **facts):
             ],
             "HSDP",
         ),
+        # Among the replicas only at the last of three microbatches.
+        (
+            [
+                flow("all_gather", FORWARD, 15),
+                flow("all_gather", BACKWARD, 12),
+                flow("reduce_scatter", BACKWARD, 15),
+                flow("all_reduce", BACKWARD, 5, 250_000, "0xb"),
+            ],
+            "HSDP",
+        ),
+        # Tiny all-reduces in a group of their own, as many as there are scatters: norms by unit.
+        (
+            [
+                flow("all_gather", FORWARD, 5),
+                flow("all_gather", BACKWARD, 4),
+                flow("reduce_scatter", BACKWARD, 5),
+                flow("all_reduce", AFTER, 5, 4, "0xb"),
+            ],
+            "ZeRO-3 / FSDP",
+        ),
         # A norm of gradients and a loss: two tiny all-reduces in the same group are no replicas.
         (
             [
@@ -108,7 +128,7 @@ def recognised(*flows, world=8, steps=4, **facts):
     ],
 )
 def test_patterns(flows, strategy):
-    found = recognised(*flows)
+    found = recognised(*flows, accumulation=3)
     assert found.strategy == strategy
     assert found.evidence
     assert (found.confidence is None) == (strategy == "undecided")

@@ -14,17 +14,26 @@ FP8 = re.compile(r"e4m3|e5m2|fp8|float8|f8f8|_f8", re.IGNORECASE)
 
 
 def efficiency(
-    ranks: Sequence[Rank], steady: Steady | None, facts: RunFacts, kernel_names: Sequence[str], gpu: Gpu | None
+    ranks: Sequence[Rank],
+    steady: Steady | None,
+    facts: RunFacts,
+    kernel_names: Sequence[str],
+    gpu: Gpu | None,
+    *,
+    stands_still: bool = False,
 ) -> Efficiency:
-    """How well the GPUs are used. ``gpu`` overrides the one that the captures name."""
+    """How well the GPUs are used. ``gpu`` overrides the one that the captures name.
+
+    Of a job that stands still the last steps are not complete: nothing is said of rates.
+    """
     shares = _shares(ranks, steady)
     tokens = _tokens_per_rank(facts)
     step_s = steady.step_time_ns / 1e9 if steady else None
     world = facts.world_size
-    per_s = tokens * world / step_s if tokens and world and step_s else None
+    per_s = tokens * world / step_s if tokens and world and step_s and not stands_still else None
     flops = _flops(facts)
     found = gpu or _one_gpu(ranks)
-    reason = _unknown(steady, facts, tokens, flops, found, kernel_names)
+    reason = "the job stands still" if stands_still else _unknown(steady, facts, tokens, flops, found, kernel_names)
     mfu = (
         utilisation(flops * tokens, step_s, 1, found.bf16_tflops)
         if reason is None and flops and tokens and step_s and found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracekit.metrics.run import RunFacts
-from tracekit.metrics.traffic import AFTER, BACKWARD, FORWARD, Traffic
+from tracekit.metrics.traffic import AFTER, BACKWARD, FORWARD, SMALL_SHARE, Traffic
 from tracekit.results import Sharding, Volume
 
 NONE_AT_ALL, UNDECIDED = "none", "undecided"
@@ -73,11 +73,15 @@ def _recognise(traffic: Traffic, facts: RunFacts) -> tuple[str, list[str]]:
             UNDECIDED,
             "reductions in the forward pass: tensors are split within layers as well",
         ),
-        (not scattered and not much("all_reduce"), UNDECIDED, "gradients are not reduced"),
+        (
+            not scattered and not much("all_reduce"),
+            UNDECIDED,
+            "next to nothing is reduced: no gradients, or too many small collectives",
+        ),
         (before and not scattered, UNDECIDED, "gathers in forward, but gradients are not scattered"),
         (before and not again, ZERO2, "parameters are gathered for forward and kept for backward"),
         (
-            before and _across_replicas(traffic),
+            before and _across_replicas(traffic, facts.accumulation or 1),
             HYBRID,
             "parameters are gathered in forward and in backward; scattered gradients are reduced in another group",
         ),
@@ -96,18 +100,21 @@ def _recognise(traffic: Traffic, facts: RunFacts) -> tuple[str, list[str]]:
     return strategy, [*_counts(traffic), *(other if much("send_recv", "all_to_all", "unknown") else []), reason]
 
 
-def _across_replicas(traffic: Traffic) -> bool:
+def _across_replicas(traffic: Traffic, microbatches: int) -> bool:
     """Whether all-reduces beside the reduce-scatters are those of hybrid sharding.
 
-    They are in another group than the scatters; where groups are not known, there is one for each scatter.
+    There is one for each scatter, or, deferred, for each scatter of the last microbatch. Where groups are known, they
+    are in another group than the scatters; a loss or a norm is not heavy enough.
     """
     scatters = [flow for flow in traffic.flows if flow.op == "reduce_scatter"]
     reduces = [flow for flow in traffic.flows if flow.op == "all_reduce" and flow.part != FORWARD]
     groups = {flow.communicator for flow in scatters}
     if None not in groups:
         reduces = [flow for flow in reduces if flow.communicator not in groups]
-    count, expected = sum(f.count for f in reduces), sum(f.count for f in scatters)
-    return bool(reduces) and 0.8 * expected <= count <= 1.2 * expected
+    count, each = sum(f.count for f in reduces), sum(f.count for f in scatters)
+    if traffic.by_bytes and sum(f.weight for f in reduces) < SMALL_SHARE * sum(f.weight for f in scatters):
+        return False
+    return bool(reduces) and any(0.8 * each <= times * count <= 1.2 * each for times in {1, microbatches})
 
 
 def _counts(traffic: Traffic) -> list[str]:
