@@ -18,8 +18,10 @@ backward where a closure is passed (Lightning always does). A name that can mean
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 STEP_FAMILIES: tuple[str, ...] = (
     "tracekit",
@@ -69,6 +71,15 @@ def describe_range(domain: str | None, name: str) -> Annotation | None:
     if len(name) > _LONGEST_USER_NAME or "::" in name:  # aten::mm: operators, most of the names under emit_nvtx
         return None
     return _user_range(name) or _module_range(name)
+
+
+def mark_fields(text: str) -> dict[str, Any]:
+    """The fields of a mark that holds a JSON object; {} for any other text."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def base_name(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.annotations import mark_fields
 from tracekit.intervals import innermost, owned
 from tracekit.kernels import describe_kernel, nccl_call_op
 from tracekit.metrics.accounting import Covers
@@ -83,11 +83,7 @@ def world_size(timeline: Timeline) -> int | None:
     sizes = [size for track in timeline.ranks for _, size, _ in track.communicators]
     for process in timeline.processes:
         for _, text in process.marks:
-            try:
-                fields = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            size = fields.get("world_size") if isinstance(fields, dict) else None
+            size = mark_fields(text).get("world_size")
             if isinstance(size, int) and not isinstance(size, bool) and size > 0:
                 sizes.append(size)
     return max(sizes, default=None)

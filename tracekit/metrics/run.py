@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tracekit.annotations import mark_fields
 from tracekit.metrics.identity import world_size
 from tracekit.theory.shapes import Shape
 from tracekit.timeline import Timeline
@@ -82,11 +82,8 @@ def facts_of_shape(shape: Shape) -> ModelFacts:
 def _marks(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for process in timeline.processes:
         for _, text in process.marks:
-            try:
-                fields = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(fields, dict) and "rank" in fields:
+            fields = mark_fields(text)
+            if "rank" in fields:
                 yield fields
 
 

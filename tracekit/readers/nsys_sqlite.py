@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.annotations import mark_fields
 from tracekit.errors import CaptureError
 from tracekit.intervals import measure, union
 from tracekit.readers.database import Column, Database, Progress, as_text
@@ -235,11 +235,8 @@ def _claims(marks: Sequence[tuple[str | None, str]], ranges: Ranges, names: Name
 
 
 def _rank_in_mark(text: str) -> int | None:
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    rank = fields.get("rank") if isinstance(fields, dict) and "world_size" in fields else None
+    fields = mark_fields(text)
+    rank = fields.get("rank") if "world_size" in fields else None
     return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < LARGEST_RANK else None
 
 

@@ -8,13 +8,13 @@ receives are left out, for ranks do not call them alike.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.annotations import mark_fields
 from tracekit.evidence import BYTE, UNKNOWN
 from tracekit.intervals import innermost
 from tracekit.metrics.identity import GROUP, UNKNOWN_OP, NcclCalls
@@ -163,11 +163,8 @@ def _annotated_groups(process: Process) -> dict[str, tuple[int, ...]]:
     for domain, text in process.marks:
         if domain != "tracekit.comm":
             continue
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        label, ranks = (fields.get(key) for key in ("group", "ranks")) if isinstance(fields, dict) else (None, None)
+        fields = mark_fields(text)
+        label, ranks = fields.get("group"), fields.get("ranks")
         if isinstance(label, str) and isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
             found[label] = tuple(sorted(ranks))
     return found
