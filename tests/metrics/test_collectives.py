@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.metrics.accounting import Covers, account
-from tracekit.metrics.bandwidth import BUS_FACTOR, link_peak, size_classes
+from tracekit.metrics.bandwidth import link_peak, size_classes
+from tracekit.theory.volume import BUS_FACTOR
 from tracekit.timeline import Kind, Source
 
 KERNEL = {

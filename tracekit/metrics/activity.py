@@ -42,9 +42,6 @@ _FREE = re.compile(r"cudaFree\w*|cuMem(Free|FreeHost|Release|Unmap|HostUnregiste
 _ALLOCATE = re.compile(
     r"cudaMalloc\w*|cudaHost(Alloc|Register)|cuMem(Alloc\w*|Create|Map|HostAlloc|HostRegister|AddressReserve|SetAccess)"
 )
-_BOOKKEEPING = re.compile(
-    r"cu\w*(Get|Query|EventCreate|EventDestroy|EventRecord|StreamWaitEvent|IsCapturing|FuncSetAttribute)\w*"
-)
 
 
 def is_sync(name: str) -> bool:
@@ -60,11 +57,6 @@ def is_free(name: str) -> bool:
 def is_allocation(name: str) -> bool:
     """A call that takes memory, pinned memory included."""
     return _ALLOCATE.fullmatch(name) is not None
-
-
-def is_bookkeeping(name: str) -> bool:
-    """A call that neither launches work nor waits: events, stream waits, queries."""
-    return _BOOKKEEPING.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,18 +154,6 @@ class Activity:
         start, end = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         order = np.argsort(start, kind="stable")
         return Stretches(start[order], end[order], np.concatenate([part[2] for part in parts])[order])
-
-    def call_around(self, thread: int, t: Int64, among: Bool | None = None) -> Int64:
-        """Row of the thread's innermost call at each instant; ``among`` picks the calls that count."""
-        calls = self.process.calls
-        rows = _rows(calls.thread, thread, among)
-        return _picked(rows, innermost(calls.start[rows], calls.end[rows], t))
-
-    def call_before(self, thread: int, t: Int64, among: Bool | None = None) -> Int64:
-        """Row of the thread's last call that started before each instant; ``among`` picks the calls that count."""
-        calls = self.process.calls
-        rows = _rows(calls.thread, thread, among)
-        return _picked(rows, np.searchsorted(calls.start[rows], t) - 1)
 
     def call_of(self, thread: int, t: Int64, doing: Doing) -> Int64:
         """Row of the last call of a kind, on a thread or on the main one, that started before each instant."""

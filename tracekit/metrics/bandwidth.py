@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +12,6 @@ from tracekit.theory.gpus import gpu_of
 from tracekit.timeline import RankTrack
 
 Int64 = NDArray[np.int64]
-
-BUS_FACTOR: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda _: 1.0,
-    "reduce": lambda _: 1.0,
-}
-"""busbw = algbw × factor, as nccl-tests defines it (its doc/PERFORMANCE.md)."""
 
 
 def bandwidth(transfer: Int64, moved: Int64) -> float | None:

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from tracekit.intervals import Cover, subtract, union
 from tracekit.metrics.accounting import Covers
-from tracekit.metrics.bandwidth import BUS_FACTOR, bandwidth, link_peak, size_classes
+from tracekit.metrics.bandwidth import bandwidth, link_peak, size_classes
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import Matched
 from tracekit.metrics.waits import start_up, transfer_of
 from tracekit.results import Collective
 from tracekit.spool import release
+from tracekit.theory.volume import BUS_FACTOR
 from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]

@@ -48,7 +48,7 @@ def efficiency(
         hfu=_hfu(mfu, facts),
         flops_per_token=flops,
         peak_tflops=found.bf16_tflops if found else None,
-        formula=_formula(facts, tokens, flops, found, steady) if mfu is not None else None,
+        formula=_formula(facts, tokens, found, steady) if mfu is not None else None,
         reason=reason,
         bound_by=max(shares, key=lambda name: shares[name], default=None),
         shares=shares,
@@ -113,9 +113,7 @@ def _hfu(mfu: float | None, facts: RunFacts) -> float | None:
     return mfu * hardware_factor("full" if facts.checkpointing else "none", hidden=hidden, sequence=facts.sequence or 1)
 
 
-def _formula(
-    facts: RunFacts, tokens: float | None, flops: int | None, gpu: Gpu | None, steady: Steady | None
-) -> str | None:
+def _formula(facts: RunFacts, tokens: float | None, gpu: Gpu | None, steady: Steady | None) -> str | None:
     model = facts.model
     if model is None or gpu is None or steady is None:
         return None

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.bandwidth import BUS_FACTOR, link_peak
+from tracekit.metrics.bandwidth import link_peak
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
 from tracekit.metrics.waits import RankWaits, start_up, transfer_of
+from tracekit.theory.volume import BUS_FACTOR
 from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]

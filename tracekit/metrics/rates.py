@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.bandwidth import BUS_FACTOR
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import Matched
 from tracekit.metrics.waits import start_up, transfer_of
+from tracekit.theory.volume import BUS_FACTOR
 from tracekit.timeline import NONE
 
 Int64 = NDArray[np.int64]

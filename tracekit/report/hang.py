@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tracekit.report import hang_views
-from tracekit.report.words import clean, duration, plural, runs, sentence, to_ascii
+from tracekit.report.hang_views import ranks_in_words
+from tracekit.report.words import clean, duration, plural, sentence, to_ascii
 from tracekit.results import Finding, Hang, LastActivity
 
 MOST_GROUPS = 12
@@ -29,7 +30,7 @@ def render_hang(hang: Hang, finding: Finding | None, claim: str, *, width: int, 
         lines += ["", "What each rank did last", *_activities(hang, width, verbose)]
     for heading, texts in (("What is lacking", hang.lacking), ("Notes", hang.notes)):
         if texts:
-            lines += ["", heading, *(line for text in texts for line in _item(text, width))]
+            lines += ["", heading, *(line for text in texts for line in _indented(text, width))]
     if finding is not None:
         lines += ["", f"What to try ({finding.rule})", *_indented(finding.fix, width)]
     text = "\n".join(clean(line.rstrip(), 2000) for line in lines)  # names come from captures and dumps
@@ -50,7 +51,7 @@ def _facts(hang: Hang, width: int) -> Iterator[str]:
         ("look at", hang.culprits),
     ):
         if ranks:
-            yield from _fact(label, _ranks(ranks), width)
+            yield from _fact(label, ranks_in_words(ranks), width)
     for label, value in (("step", hang.step), ("module", hang.module)):
         if value is not None:
             yield from _fact(label, str(value), width)
@@ -75,9 +76,9 @@ def _cycle(hang: Hang, unicode: bool) -> Iterator[str]:
 def _mismatches(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
     shown = hang.mismatches if verbose else hang.mismatches[:MOST_MISMATCHES]
     for row in shown:
-        yield from _item(f"{row.verdict} at {row.seq} of {clean(row.communicator, 60)}:", width)
+        yield from _indented(f"{row.verdict} at {row.seq} of {clean(row.communicator, 60)}:", width)
         for ranks, call in row.found:
-            yield from _wrap(f"{_ranks(ranks)}: {clean(call)}", width, "      ")
+            yield from _wrap(f"{ranks_in_words(ranks)}: {clean(call)}", width, "      ")
         if len(row.found) == 1:
             yield from _wrap(f"expected {row.expected}", width, "      ")
     if len(hang.mismatches) > len(shown):
@@ -97,7 +98,7 @@ def _activities(hang: Hang, width: int, verbose: bool) -> Iterator[str]:
     order = doings(hang)
     shown = order if verbose else order[:MOST_GROUPS]
     for doing, ranks in shown:
-        yield from _item(f"{_ranks(ranks)}:", width)
+        yield from _indented(f"{ranks_in_words(ranks)}:", width)
         for text in doing:
             yield from _wrap(text, width, "      ")
     if len(order) > len(shown):
@@ -135,17 +136,6 @@ def _coarse(ns: int) -> int:
     return int(text[0] + "0" * (len(text) - 1))
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    count = f" ({len(ranks):,})" if len(ranks) > 4 else ""
-    return f"{noun} {_cut(runs(ranks))}{count}"
-
-
-def _cut(text: str) -> str:
-    parts = text.split(", ")
-    return text if len(parts) <= 10 else ", ".join([*parts[:6], "...", *parts[-2:]])
-
-
 def _fact(label: str, value: str, width: int) -> list[str]:
     indent = " " * (LABEL + 2)
     return textwrap.wrap(
@@ -155,10 +145,6 @@ def _fact(label: str, value: str, width: int) -> list[str]:
         subsequent_indent=indent,
         break_long_words=False,
     )
-
-
-def _item(text: str, width: int) -> list[str]:
-    return _wrap(text, width, "  ")
 
 
 def _indented(text: str, width: int) -> list[str]:

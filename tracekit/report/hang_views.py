@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracekit.report.words import clean, runs
@@ -104,7 +105,7 @@ def _table(around: Around, parting: int | None) -> Table:
     )
 
 
-def ranks_in_words(ranks: tuple[int, ...]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-2``, ``ranks 0-11, 14-31 (30)``; the middle left out where it is long."""
     parts = runs(ranks).split(", ")
     text = ", ".join(parts if len(parts) <= 10 else [*parts[:6], "...", *parts[-2:]])

@@ -29,8 +29,6 @@ from tracekit.results import (
 )
 
 SCHEMA_VERSION = 1
-NOT_EXAMINED: tuple[str, ...] = ()
-"""Sections of the contract that this version does not fill: their null or [] is no statement about the job."""
 
 
 def render_json(analysis: Analysis) -> str:
@@ -64,7 +62,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "memory": _memory(analysis.memory) if analysis.memory else None,
         "stragglers": [_straggler(row) for row in analysis.stragglers],
         "hang": hang_dict(analysis.hang) if analysis.hang else None,
-        "not_examined": [*NOT_EXAMINED, *([] if analysis.sharding else ["sharding", "efficiency", "memory"])],
+        "not_examined": [] if analysis.sharding else ["sharding", "efficiency", "memory"],
         "findings": [_finding(finding) for finding in analysis.findings],
         "skipped_rules": [
             {"rule": skipped.rule, "reason": skipped.reason, "capture_with": skipped.capture_with}

@@ -24,7 +24,7 @@ def render_markdown(analysis: Analysis) -> str:
         [escape(summary.lead)] if summary.lead else [],
         list(_identity(analysis, summary)),
         list(_findings(analysis, summary)),
-        list(_details(analysis, summary)),
+        list(_details(analysis)),
         list(_ranks(summary)),
         [escape(note) for note in summary.notes],
         [f"<sub>tracekit {__version__} · {escape(summary.job)}{' · ' + summary.steps if summary.steps else ''}</sub>"],
@@ -86,7 +86,7 @@ def _row(finding: Finding, summary: Summary) -> list[str]:
     ]
 
 
-def _details(analysis: Analysis, summary: Summary) -> Iterator[str]:
+def _details(analysis: Analysis) -> Iterator[str]:
     """Proof and remedy of the findings that cost most, folded."""
     for finding in analysis.findings[:3]:
         yield f"<details><summary>{finding.rule}: what to try, and why</summary>"

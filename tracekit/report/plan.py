@@ -23,9 +23,7 @@ def render_plan(job: Job, rows: Sequence[Outlook], advice: Advice) -> str:
         "",
         "GB a GPU; wire: GB that each GPU sends a step. exposed and overlap: the best that overlap can do.",
         "",
-        f"{advice.strategy}: {sentence(advice.reason)}"
-        if advice.strategy
-        else sentence(advice.reason[0].upper() + advice.reason[1:]),
+        _advice(advice),
     ]
     if advice.strategy is None and advice.change:
         lines.append(f"Try {sentence(advice.change)}")

@@ -50,7 +50,7 @@ class LaunchBound:
             context.ranks
         ):
             return None
-        kernel, launch = _pace(context, loss)
+        kernel, launch = _pace(loss)
         return loss.report(
             self.code,
             f"The host launches too slowly: the GPU idles {loss.percent} between kernels",
@@ -142,7 +142,7 @@ def _gaps(view: RankView, counted: Bool, kinds: Sequence[Kind] = (Kind.COMPUTE,)
     return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first & (late | ~short)))
 
 
-def _pace(context: Context, loss: Loss) -> tuple[float, float]:
+def _pace(loss: Loss) -> tuple[float, float]:
     """(median compute kernel, median time from one launch of one to the next on the same thread), ns."""
     view = loss.views[0]
     rows = np.flatnonzero((view.ops.kind == Kind.COMPUTE) & (view.ops.call != NONE))

@@ -288,9 +288,7 @@ def advise(job: Job, rows: tuple[Outlook, ...], assumed: Planning = PLANNING) ->
         )
     fastest = min(row.step_ns for row in open_ones)
     close = [row for row in open_ones if row.step_ns <= fastest * (1 + assumed.tie_share)]
-    best = next(
-        row for name in ("DDP", "FSDP", "HSDP", "ZeRO-2", "ZeRO-1", "ZeRO-3") for row in close if row.strategy == name
-    )
+    best = next(row for name in SIMPLEST for row in close if row.strategy == name)
     others = [row.strategy for row in rows if row.fits is False]
     why = f"it fits{unsure}"
     if others:

@@ -7,7 +7,19 @@ puts on the wire: (n-1)/n of the full tensor for gathers and scatters, twice tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+BUS_FACTOR: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda _: 1.0,
+    "reduce": lambda _: 1.0,
+}
+"""By op, of n ranks: bytes that each sends over the full tensor's. busbw = algbw × factor, as nccl-tests defines it
+(its doc/PERFORMANCE.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +35,7 @@ class Moved:
     @property
     def wire_bytes(self) -> float:
         """What each rank sends."""
-        return self.bytes * wire_factor(self.op, self.ranks)
-
-
-def wire_factor(op: str, ranks: int) -> float:
-    """Bytes that each rank sends, over the full tensor's; also the factor from algbw to busbw.
-
-    2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1 for broadcast, reduce and others.
-    """
-    if ranks < 1:
-        raise ValueError("a communicator has at least one rank")
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (ranks - 1) / ranks
-    return 1.0
+        return self.bytes * BUS_FACTOR[self.op](self.ranks)
 
 
 def step_volume(
