@@ -135,6 +135,14 @@ def test_bus_bandwidth_is_bytes_over_the_shortest_duration(straggler: ReadTrace)
             assert max(value for _, value in values) >= max(s.args["busbw_gbps"] for own in told for s in own)
 
 
+def test_memory_is_what_the_layout_took(tmp_path: Path) -> None:
+    trace = traced(tracekit.open(SAMPLES / "memory_churn.sqlite"), tmp_path / "churn.pftrace")
+    found = {path[1].split()[1]: values for path, values in trace.counters.items() if path[-1] == "GPU memory"}
+    for rank, facts in expected("memory_churn")["memory"].items():
+        assert max(value for _, value in found[rank]) == pytest.approx(facts["peak_bytes"] / 1e9)
+        assert len(found[rank]) > 20, "it goes up and down"
+
+
 def test_steps_and_overlap_are_those_of_the_layout(straggler: ReadTrace) -> None:
     for rank, facts in expected("straggler_4ranks")["ranks"].items():
         there = [(f"step {s['step']}", s["start_ns"], s["end_ns"], s["overlap_ratio"]) for s in facts["steps"]]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.metrics.bubbles import CAUSES, Lost
+from tracekit.metrics.memory import held_at, live
 from tracekit.metrics.phases import PHASES
 from tracekit.metrics.rates import RankRates
 from tracekit.metrics.waits import RankWaits
@@ -228,3 +229,20 @@ def bandwidth_values(each: DrawnRank, rates: RankRates) -> list[tuple[int, float
     # Where nothing runs the sum is nothing, whatever rounding has left of it.
     value[np.cumsum(np.bincount(group, weights=running)).astype(np.int64) == 0] = 0.0
     return list(zip(instants.tolist(), value.tolist(), strict=True))
+
+
+def memory_values(each: DrawnRank) -> list[tuple[int, float]]:
+    """(instant, GB from there on) that the rank has taken from the driver, inside what is drawn; [] where unknown."""
+    held = live(each.view.process.memory, each.rank.device)
+    if held is None:
+        return []
+    times, sizes = held
+    started = each.view.ops.start[each.ops]
+    if len(started) == 0:
+        return []
+    # What was taken before is there from the first operation that is drawn.
+    first = int(started.min())
+    told = np.append(False, each.touches(times[1:], times[1:] + 1)) & (times > first)
+    at = each.at(np.concatenate([[first], times[told]]))
+    value = np.concatenate([[held_at(times, sizes, first)], sizes[told]]) / 1e9
+    return list(zip(at.tolist(), value.tolist(), strict=True))

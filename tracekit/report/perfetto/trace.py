@@ -21,6 +21,7 @@ from tracekit.report.perfetto.chosen import DrawnRank, drawn_ranks
 from tracekit.report.perfetto.gpu import (
     bandwidth_values,
     drawn_bubbles,
+    memory_values,
     overlap_values,
     write_bubbles,
     write_steps,
@@ -156,6 +157,7 @@ def _write_overview(writer: TraceWriter, group: int, each: DrawnRank, rates: Ran
     counters = (
         ("overlap ratio", "", _OVERLAP, overlap_values(each)),
         ("bus bandwidth", "GB/s", _BANDWIDTH, bandwidth_values(each, rates)),
+        ("GPU memory", "GB", _MEMORY, memory_values(each)),
     )
     for name, unit, description, values in counters:
         if values:
@@ -167,6 +169,8 @@ def _write_overview(writer: TraceWriter, group: int, each: DrawnRank, rates: Ran
 
 _OVERLAP = "Overlapped over total communication of each step. A step without communication keeps the value before it."
 _BANDWIDTH = "Sum over collectives while they move data; those of unknown size or transfer time count for nothing."
+
+_MEMORY = "Taken from the CUDA driver and not given back: what the allocator reserves, not what tensors hold."
 
 
 def _write_findings(writer: TraceWriter, job: int, findings: Sequence[Finding], ranks: Sequence[DrawnRank]) -> None:
