@@ -407,6 +407,8 @@ def test_print_shows_folds_without_script(open_report: Open) -> None:
     assert not cell.is_visible()
     page.emulate_media(media="print")
     assert cell.is_visible()
+    page.set_viewport_size({"width": 720, "height": 1000})  # what a sheet of A4 leaves between its margins
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
 
 
 SIGHTS = ("protanopia", "deuteranopia", "tritanopia")
