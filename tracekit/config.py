@@ -109,6 +109,14 @@ class Thresholds:
     """† A host thread that waits for the GPU goes on within this."""
     replay_error_share: float = 0.05
     """† A replay without changes that misses the measured step by more than this share predicts nothing."""
+    replay_polls_share: float = 0.75
+    """† Of the pauses between two kinds of launches this share ends with the GPU's work where the host waits for it;
+    less is chance."""
+    replay_makers_share: float = 0.5
+    """† The compute that makes the gradients of a step's last reduction lasts at least this share of it: else the
+    capture does not show when most of them were ready, and no gain is told for reducing them in pieces."""
+    replay_gaps: int = 10
+    """† Fewer gaps between kernels that were queued do not tell what is usual."""
     graph_gap_ns: int = 1_000
     """† Between two kernels of a CUDA graph, where the capture does not show how kernels that are queued follow each
     other."""

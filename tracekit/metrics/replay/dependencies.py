@@ -32,9 +32,6 @@ LOOK_BACK = 8
 SAME_COUNT = 0.2
 """Waits and operations whose numbers differ by less than this share are taken for pairs."""
 
-POLLS_SHARE = 0.75
-"""Of the pauses between two kinds of launches this share ends with the GPU's work, where the host waits for that."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
@@ -295,5 +292,8 @@ def polled(work: RankWork, calls: Int64, thresholds: Thresholds) -> Held:
     after_end = start - work.end[np.maximum(latest, 0)] if len(work) else np.zeros(len(calls), np.int64)
     told = paused & (np.abs(after_end) <= thresholds.replay_lag_ns)
     place = labels(work.call_name[calls], np.where(latest != NONE, work.name[np.maximum(latest, 0)], NONE))
-    told &= np.bincount(place, weights=told)[place] >= POLLS_SHARE * np.bincount(place, weights=paused)[place]
+    told &= (
+        np.bincount(place, weights=told)[place]
+        >= thresholds.replay_polls_share * np.bincount(place, weights=paused)[place]
+    )
     return Held(after=calls[told], before=latest[told], recorded=np.zeros(int(told.sum()), np.bool_))

@@ -19,8 +19,6 @@ Float = NDArray[np.float64]
 
 FEWEST_STEPS = 3
 """With two the median of a pause and none is half a pause."""
-ENOUGH_GAPS = 10
-"""Fewer gaps between queued kernels do not tell what is usual."""
 
 
 def no_pauses(now: Changed, gaps: Twins, steps: int, thresholds: Thresholds) -> Changed | None:
@@ -123,4 +121,4 @@ def _usual_gap(graph: Graph, thresholds: Thresholds) -> float:
         gap = (work.start[after] - work.end[before])[queued]
         found.append(gap[(gap >= 0) & (gap <= thresholds.kernel_gap_ns)])
     gaps = np.concatenate(found)
-    return float(np.median(gaps)) if len(gaps) >= ENOUGH_GAPS else float(thresholds.graph_gap_ns)
+    return float(np.median(gaps)) if len(gaps) >= thresholds.replay_gaps else float(thresholds.graph_gap_ns)

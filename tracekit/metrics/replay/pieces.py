@@ -21,9 +21,6 @@ from tracekit.timeline import NONE, Kind
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 WAITS = (Edge.EVENT, Edge.UNRECORDED)
-ENOUGH = 0.5
-"""The compute that makes a reduction's gradients lasts at least this share of it: else the capture does not show when
-most of them were ready."""
 
 
 def last_reduction_in_pieces(graph: Graph, thresholds: Thresholds) -> Graph | None:
@@ -37,7 +34,7 @@ def last_reduction_in_pieces(graph: Graph, thresholds: Thresholds) -> Graph | No
             node, end = graph.op_node[rank], graph.end_node[rank]
             whole = float(graph.duration[end[last]])
             spent = np.cumsum(graph.duration[node[makers]])
-            if spent[-1] < ENOUGH * whole:
+            if spent[-1] < thresholds.replay_makers_share * whole:
                 return None
             moved = node[_feeding(work, last, makers)]
             into = np.isin(graph.target, moved) & np.isin(graph.edge, (Edge.LAUNCH, *WAITS))
