@@ -39,6 +39,7 @@ function waitShare({scene}, rank) {
 // The bars are painted once for a width and theme; a frame copies them and draws the window.
 function drawOverview(timeline) {
   const {map, colours, left, right, width, view, whole} = timeline, c = map.getContext("2d"), ratio = devicePixelRatio || 1;
+  if (!width) return;  // hidden, as it is in print
   const x = t => left + (t - whole.start) / (whole.end - whole.start) * (right - left);
   if (timeline.strip?.made !== colours || timeline.strip.w !== width || timeline.strip.ratio !== ratio) {
     const copy = document.createElement("canvas");
