@@ -20,6 +20,7 @@ from tracekit.commands.plan import plan
 from tracekit.commands.rules import explain, rules
 from tracekit.commands.status import ExitStatus
 from tracekit.errors import TracekitError, UsageError
+from tracekit.workers import leave
 
 __all__ = ["ExitStatus", "main"]
 
@@ -37,7 +38,7 @@ class Group(click.Group):
                 setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         for ending in ("SIGTERM", "SIGHUP"):  # of a scheduler, of a closed terminal: clean up as for an interrupt
             if hasattr(signal, ending):
-                signal.signal(getattr(signal, ending), _end)
+                signal.signal(getattr(signal, ending), leave)
         try:
             kwargs["standalone_mode"] = False
             sys.exit(super().main(*args, **kwargs) or ExitStatus.DONE)
@@ -63,11 +64,6 @@ class Group(click.Group):
                 "This is a defect of tracekit. Please report it with what TRACEKIT_TRACEBACK=1 prints.",
             )
             sys.exit(ExitStatus.INTERNAL)
-
-
-def _end(number: int, _: object) -> None:
-    """Leave by an exception: temporary folders are removed and nsys is stopped on the way out."""
-    raise SystemExit(128 + number)
 
 
 def _complain(message: str, hint: str | None) -> None:

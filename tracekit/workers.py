@@ -147,7 +147,7 @@ class _Worker:
 def serve(descriptor: int) -> None:
     """Be a worker: run what comes in on standard input until that ends; arrays of results go to the file."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _end)
+        signal.signal(ending, leave)
     answers = os.fdopen(os.dup(1), "wb")
     # What a library or a program prints must not get among the answers.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -172,6 +172,6 @@ def _answer(spool: Spool, function: Callable[..., Any], task: tuple[Any, ...]) -
         return error
 
 
-def _end(number: int, _: object) -> None:
-    """Leave by an exception: temporary folders are removed and nsys is stopped on the way out."""
+def leave(number: int, _: object) -> None:
+    """Handle a signal by an exception: temporary folders are removed and nsys is stopped on the way out."""
     raise SystemExit(128 + number)
