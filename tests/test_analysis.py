@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from handmade import COMPUTE, MAIN, SIDE, Sketch
 
-from tracekit.analysis import Options, analyze, spans
+from tracekit.analysis import analyze
 from tracekit.errors import NoGpuWorkError, UsageError
 from tracekit.metrics.accounting import PARTS, total
+from tracekit.options import Options
 from tracekit.results import Severity
 
 
@@ -300,21 +301,6 @@ def test_what_would_tell_more_is_said():
     made = Sketch()
     made.process().kernel(0, 10)
     assert len(analyze(made.timeline(lacks=lacks)).remedies) == 1
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([], ""),
-        ([4], "4"),
-        ([0, 1, 2, 3], "0-3"),
-        ([0, 1, 2, 7, 9, 10], "0-2, 7, 9-10"),
-        ([0, 2, 4, 6, 8, 10, 12, 14], "0, 2, 4, 6, 8, 10, 12, 14"),
-        ([0, 2, 4, 6, 8, 10, 12, 14, 16], "0, 2, 4, 6, ..., 12, 14, 16"),
-    ],
-)
-def test_spans(numbers, text):
-    assert spans(numbers) == text
 
 
 # --- captures without GPU work ---

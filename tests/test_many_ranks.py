@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.config import DEFAULT
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import communicator_sizes, rank_collectives
 from tracekit.metrics.together import put_together
+from tracekit.options import Options
 from tracekit.rules import RULES
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_traces"

@@ -11,7 +11,7 @@ import pytest
 from handmade import collective_table
 
 import tracekit
-from tracekit.analysis import Options
+from tracekit.options import Options
 
 pytestmark = pytest.mark.shared
 

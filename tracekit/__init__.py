@@ -17,8 +17,9 @@ from tracekit.errors import CaptureError, NoGpuWorkError, TracekitError, UsageEr
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from tracekit.analysis import Options, analyze, examine
+    from tracekit.analysis import analyze, examine
     from tracekit.capture import open_captures as open  # noqa: A004 - the house calls it so
+    from tracekit.options import Options
     from tracekit.report.frames import frames
     from tracekit.results import Account, Analysis, Finding, Severity
     from tracekit.timeline import Timeline
@@ -27,7 +28,7 @@ _LAZY = {
     "open": ("tracekit.capture", "open_captures"),
     "analyze": ("tracekit.analysis", "analyze"),
     "examine": ("tracekit.analysis", "examine"),
-    "Options": ("tracekit.analysis", "Options"),
+    "Options": ("tracekit.options", "Options"),
     "frames": ("tracekit.report.frames", "frames"),
     "Account": ("tracekit.results", "Account"),
     "Analysis": ("tracekit.results", "Analysis"),

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import NoGpuWorkError, UsageError
-from tracekit.metrics.activity import Activity
-from tracekit.metrics.bubbles import Bubbles, BubbleWindows, Lost, bubbles_of, with_causes
+from tracekit.metrics.bubbles import with_causes
 from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.efficiency import efficiency
-from tracekit.metrics.exposure import exposure_causes
 from tracekit.metrics.hangs import diagnose
 from tracekit.metrics.hangs.from_captures import evidence_of, may_stand_still
 from tracekit.metrics.host import host_ranks
-from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.memory import memory as memory_account
-from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result, speaker
+from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result
+from tracekit.metrics.rank_views import rank_views
 from tracekit.metrics.replay.critical_path import critical_path
 from tracekit.metrics.replay.replay import replayable_steps
 from tracekit.metrics.replay.what_if import parse_changes
-from tracekit.metrics.run import ModelFacts, run_facts
+from tracekit.metrics.run import run_facts
 from tracekit.metrics.sharding import sharding
 from tracekit.metrics.steady import steady_steps, steady_windows
 from tracekit.metrics.together import (
@@ -43,52 +40,19 @@ from tracekit.metrics.together import (
     with_wall_clock_notes,
 )
 from tracekit.metrics.traffic import traffic
-from tracekit.metrics.views import Detail, OpLabels, RankView, label_ops
-from tracekit.metrics.waits import RankWaits
+from tracekit.metrics.views import Detail
 from tracekit.metrics.world import start_up_left_out, world
-from tracekit.ranks import spans
+from tracekit.options import Options, picked_host_ranks, picked_ranks, picked_steps
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, CriticalPath, Finding, Hang, HostRank, Rank, Replay, SkippedRule, Steady
+from tracekit.results import Analysis, Capture, CriticalPath, Finding, Hang, Rank, Replay, SkippedRule, Steady
 from tracekit.rules import check_all, reported
 from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import replayed
 from tracekit.rules.hangs import finding_of
 from tracekit.rules.ledger import Ledger
-from tracekit.spool import keep, release
-from tracekit.theory.gpus import Gpu
+from tracekit.runs import few_runs
+from tracekit.spool import release
 from tracekit.timeline import Kind, RankTrack, Timeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What to look at. The default looks at everything."""
-
-    steps: frozenset[int] | None = None
-    """Only these steps, which are then the steady ones."""
-    ranks: frozenset[int] | None = None
-    window: tuple[int | None, int | None] = (None, None)
-    """Only the time between these instants (ns, on each capture's own clock); steps must lie inside."""
-    step_marker: str | None = None
-    """Name of the NVTX range that marks a step, or a regular expression for it."""
-    skip_warmup: int | None = None
-    """Leave out exactly this many leading steps from the steady ones; None: by the rule."""
-    rules: bool = True
-    what_if: tuple[str, ...] = ()
-    """Changes to replay, such as ``bandwidth=2x,straggler=off``: each a list of changes that are made together."""
-    align: bool = True
-    """Align the captures' clocks by their collectives; without, times are compared as they are."""
-    allow_no_gpu: bool = False
-    """Report the NVTX view of captures that hold no rank."""
-    model: ModelFacts | None = None
-    """The model that is trained, where the captures do not say or say it wrongly."""
-    tokens_per_step: int | None = None
-    """Tokens of the whole job in a step, likewise."""
-    gpu: Gpu | None = None
-    """The kind of GPU, likewise."""
-    select: tuple[str, ...] = ()
-    """Report only rules whose codes begin so; () for all. All are checked: who is left out still has its time."""
-    ignore: tuple[str, ...] = ()
-    thresholds: Thresholds = DEFAULT
 
 
 def analyze(
@@ -117,7 +81,7 @@ def examine(
     asked = [parse_changes(changes) for changes in options.what_if]
     if not timeline.ranks:
         return _host_view(timeline, options), None
-    tracks = _picked_ranks(timeline, options)
+    tracks = picked_ranks(timeline, options)
     job = world(timeline)
     sizes = communicator_sizes(timeline)
     progress = progressing("ranks") if len(tracks) > 1 else None
@@ -139,9 +103,9 @@ def examine(
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
     measured = with_wall_clock_notes(timeline, with_common_numbers(measured, together), together, options.thresholds)
-    views = _views(timeline, measured, together.waits, options.thresholds)
+    views = rank_views(timeline, measured, together.waits, options.thresholds)
     measured = [replace(m, steps=with_causes(m.steps, v.bubbles)) for m, v in zip(measured, views, strict=True)]
-    measured = _picked_steps(measured, options)
+    measured = picked_steps(measured, options)
     steady = steady_steps(
         [m.steps for m in measured], options.thresholds, options.skip_warmup, all_of_them=options.steps is not None
     )
@@ -209,49 +173,6 @@ def examine(
     return analysis, Detail(views=views, matched=together.matched, waits=together.waits)
 
 
-def _views(
-    timeline: Timeline, measured: Sequence[RankMeasures], waits: Sequence[RankWaits], thresholds: Thresholds
-) -> tuple[RankView, ...]:
-    """The ranks' operations row by row, with their labels, bubbles and causes."""
-    activity = [_activity(timeline, m) for m in measured]
-    rows = keep(
-        (_labels_and_bubbles(timeline, *each, thresholds) for each in zip(measured, activity, waits, strict=True)),
-        beside=measured[0].track.ops.start,
-    )
-    return tuple(_view(timeline, m, own, *row) for m, own, row in zip(measured, activity, rows, strict=True))
-
-
-def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
-    process = timeline.processes[m.track.process]
-    return Activity.of(process, m.track.ops, timeline.names, m.words, speaker(timeline, m.track, m.marks, m.words))
-
-
-def _labels_and_bubbles(
-    timeline: Timeline, m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds
-) -> tuple[OpLabels, Bubbles]:
-    ops = m.track.ops
-    labels = label_ops(ops, activity.process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words))
-    bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
-    bubbles = with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
-    causes = exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
-    return labels, bubbles.with_causes(Lost.EXPOSED_COMM, causes)
-
-
-def _view(timeline: Timeline, m: RankMeasures, activity: Activity, labels: OpLabels, bubbles: Bubbles) -> RankView:
-    return RankView(
-        rank=m.track.rank,
-        names=timeline.names,
-        ops=m.track.ops,
-        process=activity.process,
-        covers=m.covers,
-        main_stream=m.stream,
-        collectives=m.collectives,
-        labels=labels,
-        bubbles=bubbles,
-        activity=activity,
-    )
-
-
 def _ranks(
     timeline: Timeline, measured: Sequence[RankMeasures], together: Together, verdict: Blame, steady: Steady | None
 ) -> tuple[Rank, ...]:
@@ -278,7 +199,7 @@ def _host_view(timeline: Timeline, options: Options) -> Analysis:
             "the captures hold no GPU work" + (", and no NVTX range marks a step" if options.allow_no_gpu else ""),
             hint="Capture with nsys profile -t cuda,nvtx, on the machine with the GPU.",
         )
-    ranks = _picked_host_ranks(ranks, options)
+    ranks = picked_host_ranks(ranks, options)
     hang = _hang(timeline, options)
     finding = finding_of(hang) if hang is not None and options.rules else None
     told = finding is not None and reported(finding.rule, options.select, options.ignore)
@@ -307,48 +228,6 @@ def _hang(timeline: Timeline, options: Options) -> Hang | None:
         return None
     hang = diagnose(evidence, options.thresholds)
     return hang if hang.verdict != "not_a_hang" else None
-
-
-def _picked_host_ranks(ranks: tuple[HostRank, ...], options: Options) -> tuple[HostRank, ...]:
-    have, steps = {rank.rank for rank in ranks}, {step.step for rank in ranks for step in rank.steps}
-    for name, wanted, there in (("rank", options.ranks, have), ("step", options.steps, steps)):
-        if missing := sorted((wanted or frozenset()) - there):
-            raise UsageError(
-                f"--{name}s: there is no {name} {missing[0]}", hint=f"The captures hold {name}s {spans(sorted(there))}."
-            )
-    return tuple(
-        replace(rank, steps=tuple(s for s in rank.steps if options.steps is None or s.step in options.steps))
-        for rank in ranks
-        if options.ranks is None or rank.rank in options.ranks
-    )
-
-
-def _picked_ranks(timeline: Timeline, options: Options) -> tuple[RankTrack, ...]:
-    if options.ranks is None:
-        return timeline.ranks
-    have = {track.rank for track in timeline.ranks}
-    missing = sorted(options.ranks - have)
-    if missing:
-        raise UsageError(
-            f"--ranks: there is no rank {missing[0]}", hint=f"The captures hold ranks {spans(sorted(have))}."
-        )
-    return tuple(track for track in timeline.ranks if track.rank in options.ranks)
-
-
-def _picked_steps(measured: Sequence[RankMeasures], options: Options) -> list[RankMeasures]:
-    if options.steps is None:
-        return list(measured)
-    have = {step.step for m in measured for step in m.steps}
-    missing = sorted(options.steps - have)
-    if not have:
-        raise UsageError(
-            "--steps: the captures hold no steps", hint="Name the range that marks one with --step-marker."
-        )
-    if missing:
-        raise UsageError(
-            f"--steps: there is no step {missing[0]}", hint=f"The captures hold steps {spans(sorted(have))}."
-        )
-    return [replace(m, steps=tuple(step for step in m.steps if step.step in options.steps)) for m in measured]
 
 
 def _host(timeline: Timeline, track: RankTrack) -> str:
@@ -390,7 +269,7 @@ def _capture(timeline: Timeline, index: int, ranks: Sequence[Rank], measured: Se
         if timeline.processes[m.track.process].capture == index:
             for note in m.notes:
                 said.setdefault(note, []).append(m.track.rank)
-    of_ranks = [f"rank{'s' * (len(who) > 1)} {spans(sorted(who))}: {note}" for note, who in said.items()]
+    of_ranks = [f"rank{'s' * (len(who) > 1)} {few_runs(who)}: {note}" for note, who in said.items()]
     return Capture(
         path=info.path,
         format=info.format,

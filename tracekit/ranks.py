@@ -130,15 +130,3 @@ def _only_number_that_differs(names: dict[int, str]) -> dict[int, int]:
     if len(differing) != 1 or max(columns[differing[0]]) >= LARGEST_RANK:
         return {}
     return {c: n[differing[0]] for c, n in numbers.items()}
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ``0-3, 7``, the middle left out where there are many."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    texts = [f"{a}-{b}" if b > a else str(a) for a, b in runs]
-    return ", ".join(texts if len(texts) <= 8 else [*texts[:4], "...", *texts[-3:]])

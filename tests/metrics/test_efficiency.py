@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.metrics.efficiency import efficiency
 from tracekit.metrics.run import ModelFacts, RunFacts, facts_of_shape, run_facts
+from tracekit.options import Options
 from tracekit.results import Account, Steady
 from tracekit.theory.gpus import gpu_named
 from tracekit.theory.shapes import model_named

@@ -7,12 +7,12 @@ import pytest
 from laid_out import Job, late_launches, lock_step, more_work
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.config import DEFAULT
 from tracekit.intervals import Cover
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.lateness import idle_in_data, kernel_medians, kernel_ratio
 from tracekit.metrics.stragglers import Windows
+from tracekit.options import Options
 
 MS = 1_000_000
 US = 1_000

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.nsys_builder import Export, global_pid, small_job
-from tracekit.analysis import Options
 from tracekit.errors import CaptureError
 from tracekit.metrics.memory import held_at, live, peak_between
+from tracekit.options import Options
 from tracekit.report.json import render_json
 from tracekit.results import MemoryNeed
 from tracekit.theory.gpus import gpu_named

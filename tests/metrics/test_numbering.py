@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from laid_out import ClockOf, Job, lock_step
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.metrics.numbering import common_numbers
+from tracekit.options import Options
 
 MS = 1_000_000
 

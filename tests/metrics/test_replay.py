@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.config import DEFAULT
+from tracekit.options import Options
 from tracekit.rules.gains import CHANGE_OF_RULE
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.metrics.run import ModelFacts, RunFacts
 from tracekit.metrics.sharding import sharding
 from tracekit.metrics.traffic import AFTER, BACKWARD, FORWARD, Flow, Traffic
+from tracekit.options import Options
 from tracekit.report.json import render_json
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"

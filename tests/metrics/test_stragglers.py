@@ -7,9 +7,9 @@ import pytest
 from laid_out import Job, lock_step, replicas
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.config import DEFAULT
 from tracekit.metrics.stragglers import arithmetic, ratio_to_peers
+from tracekit.options import Options
 from tracekit.timeline import Kind
 
 MS = 1_000_000

@@ -7,9 +7,9 @@ import pytest
 from laid_out import LAUNCH_AHEAD, MS, US, Job, lock_step, replicas
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.config import DEFAULT
 from tracekit.metrics.stragglers import hardly_wait
+from tracekit.options import Options
 from tracekit.report.json import render_json
 
 JITTER_NS = 200

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from laid_out import ClockOf, Job, lock_step
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.config import DEFAULT
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import communicator_sizes, rank_collectives
 from tracekit.metrics.together import put_together
+from tracekit.options import Options
 from tracekit.timeline import NONE
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.errors import UsageError
+from tracekit.options import Options
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 sys.path.append(str(SAMPLES))

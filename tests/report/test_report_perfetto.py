@@ -21,9 +21,10 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor
 from perfetto_reader import ReadTrace, read_trace
 
 import tracekit
-from tracekit.analysis import Options, examine
+from tracekit.analysis import examine
 from tracekit.cli import main
 from tracekit.errors import TracekitError
+from tracekit.options import Options
 from tracekit.report.perfetto.lanes import nested_rows
 from tracekit.report.perfetto.trace import write_perfetto
 from tracekit.timeline import Timeline

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.report.words import Scale, add_up, clean, duration, ratio, runs, share, size, to_ascii
+from tracekit.report.words import Scale, add_up, clean, duration, ratio, share, size, to_ascii
 
 MILLISECONDS = Scale("ms", 1_000_000, 1)
 
@@ -45,7 +45,6 @@ def test_single_figures() -> None:
     assert [size(n) for n in (12, 4_000, 403e6, 2.5e9)] == ["12 B", "4.0 kB", "403 MB", "2.5 GB"]
     assert [share(1, 3), share(1, 1000), share(0, 5), share(5, 0)] == ["33 %", "<1 %", "0 %", "0 %"]
     assert [ratio(x) for x in (None, 0.0, 0.634, 0.999, 1.0)] == ["–", "0.00", "0.63", "0.99", "1.00"]
-    assert runs([11, 2, 3, 4, 0]) == "0, 2-4, 11"
 
 
 def test_nothing_that_steers_a_terminal_survives() -> None:

@@ -7,7 +7,7 @@ import pytest
 from host_jobs import MB, STEPS, US, job
 
 import tracekit
-from tracekit.analysis import Options
+from tracekit.options import Options
 from tracekit.results import Severity
 
 ALWAYS = {"TK902"}

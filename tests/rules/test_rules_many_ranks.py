@@ -8,7 +8,7 @@ import pytest
 from laid_out import LAUNCH_AHEAD, MS, US, ClockOf, Job, late_launches, lock_step, more_work, pairs, replicas
 
 import tracekit
-from tracekit.analysis import Options
+from tracekit.options import Options
 from tracekit.results import Severity
 
 HOSTS = ["a"] * 4 + ["b"] * 4

@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 import tracekit
-from tracekit.analysis import Options
 from tracekit.metrics.run import ModelFacts
+from tracekit.options import Options
 from tracekit.theory.gpus import gpu_named
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"

@@ -16,9 +16,9 @@ from tracekit.commands.types import SEVERITIES, Count, Numbers, Window
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
-    from tracekit.analysis import Options
     from tracekit.metrics.run import ModelFacts
     from tracekit.metrics.views import Detail
+    from tracekit.options import Options
     from tracekit.results import Analysis
     from tracekit.settings import Settings
     from tracekit.timeline import Timeline
@@ -152,8 +152,8 @@ def analyze(
 
 
 def _options(settings: Settings, allow_no_gpu: bool, given: dict[str, Any]) -> Options:
-    from tracekit.analysis import Options
     from tracekit.metrics.replay.what_if import parse_changes
+    from tracekit.options import Options
     from tracekit.rules import known_codes
     from tracekit.settings import with_thresholds
     from tracekit.theory.gpus import gpu_named

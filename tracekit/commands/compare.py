@@ -106,9 +106,9 @@ def run_names(paths: Sequence[str]) -> list[str]:
 
 def _run(path: str, settings: Settings, quiet: bool) -> Analysis:
     """One run, analyzed now or before."""
-    from tracekit.analysis import Options
     from tracekit.analysis import analyze as analyze_timeline
     from tracekit.capture import open_captures
+    from tracekit.options import Options
     from tracekit.report.saved import is_saved, read_saved
     from tracekit.rules import known_codes
 

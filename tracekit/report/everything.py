@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from tracekit.report.summary import Summary
 from tracekit.report.theory import memory_lines, rate, strategy_words
-from tracekit.report.words import Scale, add_up, clean, duration, plural, runs, sentence, share, size
+from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share, size
 from tracekit.results import (
     Analysis,
     CriticalPath,
@@ -23,6 +23,7 @@ from tracekit.results import (
     Sharding,
     Volume,
 )
+from tracekit.runs import runs
 
 MAX_ROWS = 400
 _UNKNOWN = "–"

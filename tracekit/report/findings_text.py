@@ -9,9 +9,10 @@ from rich.text import Text
 
 from tracekit.report.details import evidence_text
 from tracekit.report.summary import Summary
-from tracekit.report.words import clean, plural, runs, share
+from tracekit.report.words import clean, plural, share
 from tracekit.report.wrapping import wrapped
 from tracekit.results import Analysis, Finding, Severity
+from tracekit.runs import runs
 
 FIRST_SHOWN = 3
 """How many findings lead the summary."""

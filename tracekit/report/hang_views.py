@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracekit.report.words import clean, runs
+from tracekit.report.words import clean
 from tracekit.results import Around, Hang
+from tracekit.runs import few_runs, runs
 
 ROWS_SHOWN = 24
 """Groups of equal ranks that are drawn; those furthest behind come first."""
@@ -107,9 +108,7 @@ def _table(around: Around, parting: int | None) -> Table:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-2``, ``ranks 0-11, 14-31 (30)``; the middle left out where it is long."""
-    parts = runs(ranks).split(", ")
-    text = ", ".join(parts if len(parts) <= 10 else [*parts[:6], "...", *parts[-2:]])
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}" + (f" ({len(ranks):,})" if len(ranks) > 4 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {few_runs(ranks)}" + (f" ({len(ranks):,})" if len(ranks) > 4 else "")
 
 
 def lines(hang: Hang, *, width: int, unicode: bool) -> list[str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from tracekit.report.heat import HeatMaps, heat_maps
-from tracekit.report.words import Scale, runs
+from tracekit.report.words import Scale
 from tracekit.results import Analysis
+from tracekit.runs import runs
 
 MAX_ROWS = 16
 _SHADES = "·░▒▓█"

@@ -9,9 +9,10 @@ from statistics import median
 
 from tracekit._version import __version__
 from tracekit.report import hang_views
-from tracekit.report.words import clean, duration, plural, runs, sentence, size
+from tracekit.report.words import clean, duration, plural, sentence, size
 from tracekit.results import Analysis, HostRank
 from tracekit.rules.hangs import claim
+from tracekit.runs import runs
 
 
 def render_host(analysis: Analysis, *, with_hang: bool = True) -> str:

@@ -32,6 +32,7 @@ from tracekit.report.timeline.scene import MAX_EVENTS, Scene, make_scene
 from tracekit.report.views import bar_views, finding_views, job_parts, key_figures
 from tracekit.report.wait_views import wait_views
 from tracekit.results import Analysis
+from tracekit.runs import runs
 from tracekit.timeline import Timeline
 
 SCRIPTS = (
@@ -160,7 +161,7 @@ def environment() -> Environment:
         "duration": words.duration,
         "size": words.size,
         "ratio": words.ratio,
-        "runs": words.runs,
+        "runs": runs,
         "plural": words.plural,
     }
     return made

@@ -9,8 +9,9 @@ from tracekit._version import __version__
 from tracekit.report.details import evidence_text
 from tracekit.report.summary import Bar, Summary, summarise
 from tracekit.report.theory import usage_words
-from tracekit.report.words import add_up, clean, duration, ratio, runs, sentence, share
+from tracekit.report.words import add_up, clean, duration, ratio, sentence, share
 from tracekit.results import Analysis, Finding
+from tracekit.runs import runs
 
 FINDINGS_SHOWN = 10
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")

@@ -13,6 +13,7 @@ from tracekit.report.host import render_host
 from tracekit.report.palette import palette
 from tracekit.report.summary import Summary, summarise
 from tracekit.results import Analysis
+from tracekit.runs import runs
 
 FINDINGS_SHOWN = 10
 
@@ -29,7 +30,7 @@ def render_notebook(analysis: Analysis) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"clean": words.clean, "ratio": words.ratio, "runs": words.runs, "plural": words.plural}
+    environment.filters |= {"clean": words.clean, "ratio": words.ratio, "runs": runs, "plural": words.plural}
     return environment.get_template("notebook.html.j2").render(
         summary=summary,
         families=_families(summary),

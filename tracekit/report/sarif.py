@@ -10,8 +10,9 @@ from urllib.parse import quote
 from tracekit._version import __version__
 from tracekit.report.details import evidence_text
 from tracekit.report.pages import rule_page, rule_titles
-from tracekit.report.words import clean, duration, runs, sentence
+from tracekit.report.words import clean, duration, sentence
 from tracekit.results import Analysis, Finding, Severity
+from tracekit.runs import runs
 
 LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 

@@ -15,8 +15,9 @@ from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, Family, family_of_exposed, family_of_idle
 from tracekit.report.theory import NO_STRATEGY, SURE
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
-from tracekit.report.words import Scale, clean, plural, runs
+from tracekit.report.words import Scale, clean, plural
 from tracekit.results import Account, Analysis, Finding, Rank, Step
+from tracekit.runs import runs
 
 BARS_SHOWN = 16
 """With more ranks than this, only the oddest and the median get a bar."""

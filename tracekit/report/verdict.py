@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.report import hang_views
-from tracekit.report.words import Scale, add_up, clean, duration, plural, runs, sentence, share
+from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
 from tracekit.results import Analysis, Finding, Hang, Severity, Straggler
 from tracekit.rules.hangs import claim as hang_claim
+from tracekit.runs import runs
 
 NO_STEPS = (
     "No steps in this capture. Figures are for the whole of it. "

@@ -11,8 +11,9 @@ from tracekit.report.details import evidence_text
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Bar, Summary
 from tracekit.report.theory import NO_STRATEGY, SURE, rate, strategy_words
-from tracekit.report.words import add_up, clean, plural, ratio, runs, share
+from tracekit.report.words import add_up, clean, plural, ratio, share
 from tracekit.results import Analysis, Finding, Severity
+from tracekit.runs import runs
 
 _SHAPES = {Severity.ERROR: "◆", Severity.WARNING: "▲", Severity.INFO: "●"}
 _LABELS = {family.key: family.label for family in FAMILIES}

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from tracekit.report.heat import HeatMaps
 from tracekit.report.summary import stragglers_of
 from tracekit.report.verdict import ONE_RANK
-from tracekit.report.words import Scale, plural, runs
+from tracekit.report.words import Scale, plural
 from tracekit.results import Analysis
+from tracekit.runs import runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -108,17 +108,6 @@ def ratio(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{min(value, 0.99):.2f}" if value < 1 else f"{value:.2f}"
-
-
-def runs(numbers: Iterable[int]) -> str:
-    """Return sorted whole numbers as runs: ``2-11``, ``0, 2-4``."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def plural(count: int, noun: str) -> str:

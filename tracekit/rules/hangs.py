@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tracekit.ranks import spans
 from tracekit.results import Evidence, Finding, Hang, Mismatch, Severity
 from tracekit.rules.base import Context
+from tracekit.runs import few_runs
 
 
 def claim(hang: Hang) -> str:
@@ -156,9 +156,9 @@ def who(ranks: Sequence[int], *, first: bool = True) -> str:
     """Ranks as ``Rank 3``, ``Ranks 12, 13`` or ``30 ranks (0-11, 14-31)``."""
     if not ranks:
         return "No rank" if first else "no rank"
-    text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spans(sorted(ranks))}"
+    text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {few_runs(ranks)}"
     if len(ranks) > 4:
-        text = f"{len(ranks):,} ranks ({spans(sorted(ranks))})"
+        text = f"{len(ranks):,} ranks ({few_runs(ranks)})"
     return text[0].upper() + text[1:] if first else text
 
 

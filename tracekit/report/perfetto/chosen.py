@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.analysis import Options
 from tracekit.intervals import union
 from tracekit.metrics.views import Detail, RankView
+from tracekit.options import Options
 from tracekit.report.timeline.clock import PlacedRank, place_ranks
 from tracekit.results import Analysis, Rank
 from tracekit.timeline import NONE, Bool, Int64

@@ -11,10 +11,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from tracekit.analysis import Options
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.rates import RankRates, collective_rates
 from tracekit.metrics.views import Detail
+from tracekit.options import Options
 from tracekit.report.files import whole_file
 from tracekit.report.perfetto.arrows import Arrows, arrows_of
 from tracekit.report.perfetto.chosen import DrawnRank, drawn_ranks
@@ -29,8 +29,8 @@ from tracekit.report.perfetto.gpu import (
 )
 from tracekit.report.perfetto.host import HostRows, host_rows, write_host
 from tracekit.report.perfetto.writer import Arg, Args, Output, Slice, TraceWriter
-from tracekit.report.words import runs
 from tracekit.results import Analysis, Finding
+from tracekit.runs import runs
 from tracekit.spool import release
 from tracekit.timeline import Timeline
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from tracekit.report.timeline.kept import Kept
 from tracekit.report.timeline.payload import BYTES_AN_EVENT
 from tracekit.report.timeline.scene import Scene
-from tracekit.report.words import duration, plural, runs, size
+from tracekit.report.words import duration, plural, size
+from tracekit.runs import runs
 
 
 def scene_notes(scene: Scene) -> tuple[str, ...]:

@@ -1,0 +1,59 @@
+"""The ranks' operations row by row: labels, bubbles and causes, in the order in which they depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracekit.config import Thresholds
+from tracekit.metrics.activity import Activity
+from tracekit.metrics.bubbles import Bubbles, BubbleWindows, Lost, bubbles_of
+from tracekit.metrics.exposure import exposure_causes
+from tracekit.metrics.host_causes import with_host_causes
+from tracekit.metrics.one_rank import RankMeasures, speaker
+from tracekit.metrics.views import OpLabels, RankView, label_ops
+from tracekit.metrics.waits import RankWaits
+from tracekit.spool import keep
+from tracekit.timeline import Timeline
+
+
+def rank_views(
+    timeline: Timeline, measured: Sequence[RankMeasures], waits: Sequence[RankWaits], thresholds: Thresholds
+) -> tuple[RankView, ...]:
+    """The ranks' operations row by row, with their labels, bubbles and causes."""
+    activity = [_activity(timeline, m) for m in measured]
+    rows = keep(
+        (_labels_and_bubbles(timeline, *each, thresholds) for each in zip(measured, activity, waits, strict=True)),
+        beside=measured[0].track.ops.start,
+    )
+    return tuple(_view(timeline, m, own, *row) for m, own, row in zip(measured, activity, rows, strict=True))
+
+
+def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
+    process = timeline.processes[m.track.process]
+    return Activity.of(process, m.track.ops, timeline.names, m.words, speaker(timeline, m.track, m.marks, m.words))
+
+
+def _labels_and_bubbles(
+    timeline: Timeline, m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds
+) -> tuple[OpLabels, Bubbles]:
+    ops = m.track.ops
+    labels = label_ops(ops, activity.process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words))
+    bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+    bubbles = with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
+    causes = exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
+    return labels, bubbles.with_causes(Lost.EXPOSED_COMM, causes)
+
+
+def _view(timeline: Timeline, m: RankMeasures, activity: Activity, labels: OpLabels, bubbles: Bubbles) -> RankView:
+    return RankView(
+        rank=m.track.rank,
+        names=timeline.names,
+        ops=m.track.ops,
+        process=activity.process,
+        covers=m.covers,
+        main_stream=m.stream,
+        collectives=m.collectives,
+        labels=labels,
+        bubbles=bubbles,
+        activity=activity,
+    )
