@@ -54,6 +54,7 @@ class Job:
     names: list[str] = field(default_factory=list)
     world: tuple[int, ...] | None = None
     _world_path: str = ""
+    _members: frozenset[int] = frozenset()
     _group_of: dict[tuple[str, str | None, tuple[int, ...] | None], int] = field(default_factory=dict)
     _claims: dict[tuple[str, int], tuple[tuple[int, ...], str]] = field(default_factory=dict)
     _name_of: dict[str, int] = field(default_factory=dict)
@@ -63,9 +64,10 @@ class Job:
         if dump.world is not None:
             if self.world is not None and self.world != dump.world:
                 raise _different_jobs(self._world_path, dump.path)
-            self.world, self._world_path = dump.world, dump.path
+            if self.world is None:
+                self.world, self._world_path, self._members = dump.world, dump.path, frozenset(dump.world)
         assert dump.rank is not None
-        if self.world is not None and dump.rank not in self.world:
+        if self.world is not None and dump.rank not in self._members:
             raise CaptureError(
                 f"{dump.path}: rank {dump.rank} is not in a job of {len(self.world)} ranks",
                 hint="Take the rank's number from the job, and end the file's name with it.",
