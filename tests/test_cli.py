@@ -682,3 +682,39 @@ main(["analyze", {str(path)!r}])
         running.send_signal(ending)
         assert running.wait(timeout=20) == 128 + ending
     assert list(scratch.iterdir()) == []
+
+
+# --- a newcomer's first tries ---
+
+
+def test_a_capture_without_steps_is_not_told_in_steps(tmp_path: Path) -> None:
+    """GIVEN kernels that the host launches late and no step ranges THEN no figure is called one of a step."""
+    export = Export()
+    for each in range(200):
+        export.kernel(
+            "gemm", each * 100_000 + 5_000, each * 100_000 + 15_000, call=(each * 100_000, each * 100_000 + 9)
+        )
+    path = export.write(tmp_path / "report.sqlite")
+    document = json.loads(run("analyze", path, "--json", "-", "-q").stdout)
+    late = next(finding for finding in document["findings"] if finding["rule"] == "TK401")
+    words = [late["title"], *(row[key] for row in late["evidence"] for key in ("metric", "unit"))]
+    assert "a capture" in words
+    assert not [each for each in words if re.search(r"\b(a|the) step\b", each)]
+
+
+def test_nothing_can_fail_where_no_rule_is_checked(capture: Path) -> None:
+    check_refusal(
+        run("analyze", capture, "--no-rules", "--fail-on", "info"), USAGE, "exclude each other", "one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        (("--gpu", "H1000"), "Did you mean H100"),
+        (("--gpu", "zzz"), "It holds A100"),
+        (("--model", "zzz"), "It holds gpt2"),
+    ],
+)
+def test_names_that_are_near_are_offered_and_else_all(words: tuple[str, str], begins: str, capture: Path) -> None:
+    check_refusal(run("analyze", capture, *words), USAGE, "in the table", begins)

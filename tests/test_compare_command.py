@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from nsys_builder import Export
 
 import tracekit
 from tracekit.cli import main
@@ -264,3 +265,17 @@ def test_a_missing_file_is_two_lines():
 def test_a_folder_of_json_has_no_captures(tmp_path):
     shutil.copy(SAMPLES / "ddp.expected.json", tmp_path / "x.json")
     assert run(STRAGGLER, tmp_path).exit_code == 3
+
+
+def test_a_bare_number_above_one_is_no_share():
+    """``--max-regression 3`` would let a step three times as long pass, where 3 % was meant."""
+    result = run(STRAGGLER, STRAGGLER, "--max-regression", "3")
+    assert (result.exit_code, "write it with %" in result.stderr) == (2, True)
+
+
+def test_what_both_runs_lack_is_said_once(tmp_path):
+    """GIVEN one capture without steps as both runs THEN it is named once in the sentence and once in the notes."""
+    export = Export()
+    export.kernel("gemm", 1_000, 2_000, call=(500, 600))
+    path = export.write(tmp_path / "report.sqlite")
+    assert " ".join(run(path, path).stdout.split()).count("report has no steps") == 2

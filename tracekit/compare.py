@@ -286,9 +286,8 @@ def _words(row: Straggler) -> str:
 def _notes(base: Analysis, new: Analysis, names: tuple[str, str]) -> Iterable[str]:
     """Yield what keeps the runs from being two runs of one job, most serious first."""
     runs = list(zip(names, (base, new), strict=True))
-    for name, run in runs:
-        if run.steady is None:
-            yield f"{name} has no steps: its times cannot be compared, only ratios, collectives and findings."
+    for name in dict.fromkeys(name for name, run in runs if run.steady is None):
+        yield f"{name} has no steps: its times cannot be compared, only ratios, collectives and findings."
     yield from _differing("number of ranks", runs, lambda run: run.world_size or len(run.ranks))
     yield from _differing("number of parameters", runs, lambda run: run.sharding.parameters if run.sharding else None)
     yield from _differing("FLOPs a token", runs, lambda run: run.efficiency.flops_per_token if run.efficiency else None)

@@ -129,6 +129,8 @@ def analyze(
         if output not in ("text", "json"):
             raise UsageError(f"--json - and --format {output} both print", hint="Name a file for the JSON.")
         json_path, output = None, "json"
+    if fail_on is not None and given["no_rules"]:
+        raise UsageError("--no-rules and --fail-on exclude each other", hint="Nothing could fail: give one of them.")
     options = _options(settings, allow_no_gpu, given)
     with progress(quiet) as (progressing, shown):
         timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)

@@ -95,4 +95,6 @@ class Share(click.ParamType[float]):
         match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(%?)\s*", str(value))
         if not match:
             self.fail(f"{value!r} is not a share; write it like 3% or 0.03", param, ctx)
+        if not match[2] and float(match[1]) > 1:
+            self.fail(f"{value!r} would be {100 * float(match[1]):g}%; write it with %, like 3%", param, ctx)
         return float(match[1]) / (100 if match[2] else 1)

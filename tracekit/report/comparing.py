@@ -81,8 +81,9 @@ def sentence(comparison: Comparison) -> str:
     """What happened to the step and why, in one sentence."""
     step, scale = comparison.step_time, _scale(comparison)
     if step.base is None or step.new is None:
+        without = [clean(run.name, 60) for run in (comparison.base, comparison.new) if not run.steps]
         return "The step times cannot be compared: " + " and ".join(
-            f"{clean(run.name, 60)} has no steps" for run in (comparison.base, comparison.new) if not run.steps
+            f"{name} has no steps" for name in dict.fromkeys(without)
         )
     shown = _shown(comparison, scale)
     before, after = shown[step.metric]

@@ -66,7 +66,7 @@ def _findings(analysis: Analysis, summary: Summary) -> Iterator[str]:
     if not analysis.findings:
         return
     yield from table(
-        ["finding", "", "cost", "of it", "step without it"],
+        ["finding", "", "cost", "of it", f"{summary.whole} without it"],
         (_row(finding, summary) for finding in analysis.findings[:FINDINGS_SHOWN]),
         left=2,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -114,11 +115,24 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
         context.ledger.claimed_at()  # of a rule that claimed and did not report
         for result in rule.check(context):
             if isinstance(result, Finding):
-                found.append(replace(result, span=result.span or context.ledger.claimed_at()))
+                told = result if context.steady else _of_the_capture(result)
+                found.append(replace(told, span=result.span or context.ledger.claimed_at()))
             else:
                 skipped.append(result)
         release()
     return ranked(found), tuple(skipped)
+
+
+def _of_the_capture(finding: Finding) -> Finding:
+    """The finding in the words of a capture without steps, which counts as one."""
+    evidence = (
+        replace(row, metric=_without_steps(row.metric), unit=_without_steps(row.unit)) for row in finding.evidence
+    )
+    return replace(finding, title=_without_steps(finding.title), evidence=tuple(evidence))
+
+
+def _without_steps(words: str) -> str:
+    return re.sub(r"\b(a|the) step\b", r"\1 capture", words)
 
 
 def known_codes(codes: Iterable[str]) -> tuple[str, ...]:

@@ -190,9 +190,9 @@ class Pauses:
                 Evidence(metric="pauses without a CUDA call", value=len(lengths), unit="in all"),
                 Evidence(metric="longest pause", value=milliseconds(float(lengths.max())), unit="ms"),
                 Evidence(
-                    metric="steps with a pause",
+                    metric="steps with a pause" if context.steady else "ranks with a pause",
                     value=round(_steps_with(loss) / loss.windows, 4),
-                    unit="of steps and ranks",
+                    unit="of steps and ranks" if context.steady else "of ranks",
                 ),
             ],
             "Python's garbage collector pauses like this: gc.disable() and gc.collect() on all ranks at the same step "

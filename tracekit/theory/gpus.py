@@ -66,5 +66,6 @@ def gpu_named(name: str) -> Gpu:
     if found is not None:
         return found
     names = [gpu.name for gpu in GPUS]
-    near = difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.4) or names
-    raise UsageError(f"there is no GPU {name!r} in the table", hint=f"Did you mean {', '.join(near)}?")
+    near = difflib.get_close_matches(name.upper(), names, n=3, cutoff=0.4)
+    hint = f"Did you mean {', '.join(near)}?" if near else f"It holds {', '.join(names)}."
+    raise UsageError(f"there is no GPU {name!r} in the table", hint=hint)

@@ -169,10 +169,10 @@ def model_named(name: str) -> Shape:
     wanted = ALIASES.get(wanted, wanted)
     if wanted in MODELS:
         return MODELS[wanted]
-    near = difflib.get_close_matches(wanted, [*MODELS, *ALIASES], n=3, cutoff=0.5) or list(MODELS)
+    near = difflib.get_close_matches(wanted, [*MODELS, *ALIASES], n=3, cutoff=0.5)
+    hint = f"Did you mean {', '.join(near)}?" if near else f"It holds {', '.join(MODELS)}."
     raise UsageError(
-        f"there is no model {name!r} in the table",
-        hint=f"Did you mean {', '.join(near)}? Any other: --config config.json or --params N.",
+        f"there is no model {name!r} in the table", hint=f"{hint} Any other: --config config.json or --params N."
     )
 
 
