@@ -285,7 +285,7 @@ def test_tk207_without_sizes_is_skipped_with_the_flag_that_brings_them():
 
 def test_one_rank_alone_skips_what_needs_several():
     analysis = analyzed(steady_job(ranks=1))
-    assert {s.rule for s in analysis.skipped_rules} == NEED_ALL_RANKS | {"TK411"}
+    assert {s.rule for s in analysis.skipped_rules} == NEED_ALL_RANKS | {"TK411", "TK502"}
     assert all("captures of all ranks" in s.capture_with for s in analysis.skipped_rules if s.rule in NEED_ALL_RANKS)
 
 

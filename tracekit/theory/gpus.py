@@ -24,28 +24,27 @@ class Gpu:
     """Dense bfloat16 peak, in units of 1e12 FLOP/s."""
     memory_gb: float
     """Capacity, in units of 1e9 bytes."""
-    hbm_tb_per_s: float
     nvlink_gb_per_s: float | None
     """One direction, all links of one GPU; None where the product has none or only an optional bridge."""
 
 
 GPUS = tuple(
-    Gpu(name=name, words=words, bf16_tflops=tflops, memory_gb=memory, hbm_tb_per_s=hbm, nvlink_gb_per_s=nvlink)
-    for name, words, tflops, memory, hbm, nvlink in (
-        ("A100 PCIe 40GB", ("A100", "PCIE", "40GB"), 312, 40, 1.555, None),
-        ("A100 PCIe", ("A100", "PCIE"), 312, 80, 1.935, None),
-        ("A100 40GB", ("A100", "40GB"), 312, 40, 1.555, 300),
-        ("A100", ("A100",), 312, 80, 2.0, 300),
-        ("A800", ("A800",), 312, 80, 2.0, 200),
-        ("H100 PCIe", ("H100", "PCIE"), 756, 80, 2.0, None),
-        ("H100 NVL", ("H100", "NVL"), 835, 94, 3.9, None),
-        ("H100", ("H100",), 989, 80, 3.35, 450),
-        ("H800", ("H800",), 989, 80, 3.35, 200),
-        ("H200", ("H200",), 989, 141, 4.8, 450),
-        ("H20", ("H20",), 148, 96, 4.0, 450),
-        ("B200", ("B200",), 2250, 180, 8.0, 900),
-        ("GB200", ("GB200",), 2500, 186, 8.0, 900),
-        ("L40S", ("L40S",), 362, 48, 0.864, None),
+    Gpu(name=name, words=words, bf16_tflops=tflops, memory_gb=memory, nvlink_gb_per_s=nvlink)
+    for name, words, tflops, memory, nvlink in (
+        ("A100 PCIe 40GB", ("A100", "PCIE", "40GB"), 312, 40, None),
+        ("A100 PCIe", ("A100", "PCIE"), 312, 80, None),
+        ("A100 40GB", ("A100", "40GB"), 312, 40, 300),
+        ("A100", ("A100",), 312, 80, 300),
+        ("A800", ("A800",), 312, 80, 200),
+        ("H100 PCIe", ("H100", "PCIE"), 756, 80, None),
+        ("H100 NVL", ("H100", "NVL"), 835, 94, None),
+        ("H100", ("H100",), 989, 80, 450),
+        ("H800", ("H800",), 989, 80, 200),
+        ("H200", ("H200",), 989, 141, 450),
+        ("H20", ("H20",), 148, 96, 450),
+        ("B200", ("B200",), 2250, 180, 900),
+        ("GB200", ("GB200",), 2500, 186, 900),
+        ("L40S", ("L40S",), 362, 48, None),
     )
 )
 """The first that fits counts: variants stand before the product they are variants of."""
