@@ -718,3 +718,10 @@ def test_nothing_can_fail_where_no_rule_is_checked(capture: Path) -> None:
 )
 def test_names_that_are_near_are_offered_and_else_all(words: tuple[str, str], begins: str, capture: Path) -> None:
     check_refusal(run("analyze", capture, *words), USAGE, "in the table", begins)
+
+
+def test_an_impossible_mfu_is_not_left_out_silently() -> None:
+    """GIVEN a model that the GPUs could not compute in this time THEN the summary says that MFU is unknown, and why."""
+    sample = Path(__file__).parents[1] / "sample_traces" / "straggler_4ranks.sqlite"
+    assert "MFU unknown" in " ".join(run("analyze", sample, "--params", "70e9").stdout.split())
+    assert "MFU unknown: it would be" in " ".join(run("analyze", sample, "--params", "70e9", "-v").stdout.split())

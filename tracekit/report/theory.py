@@ -34,6 +34,8 @@ def usage_words(analysis: Analysis) -> list[str]:
         words.append(f"MFU {100 * used.mfu:.1f} %")
         if used.hfu is not None and used.hfu > used.mfu:
             words.append(f"HFU {100 * used.hfu:.1f} %")
+    elif words:
+        words.append("MFU unknown")
     return words
 
 
