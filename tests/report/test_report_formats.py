@@ -90,6 +90,10 @@ def test_formats_on_the_command_line():
     assert both.exit_code == 2
 
 
+def test_sarif_without_rules_would_look_like_success():
+    assert run("analyze", str(SAMPLE), "--format", "sarif", "--no-rules").exit_code == 2
+
+
 def test_every_rule_has_a_page():
     assert list(rule_titles()) == sorted(rule.code for rule in RULES)
     for code in rule_titles():

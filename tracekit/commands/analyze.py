@@ -131,6 +131,8 @@ def analyze(
         json_path, output = None, "json"
     if fail_on is not None and given["no_rules"]:
         raise UsageError("--no-rules and --fail-on exclude each other", hint="Nothing could fail: give one of them.")
+    if output == "sarif" and given["no_rules"]:
+        raise UsageError("--format sarif with --no-rules: a run without findings would pass", hint="Leave one out.")
     options = _options(settings, allow_no_gpu, given)
     with progress(quiet) as (progressing, shown):
         timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
