@@ -725,3 +725,10 @@ def test_an_impossible_mfu_is_not_left_out_silently() -> None:
     sample = Path(__file__).parents[1] / "sample_traces" / "straggler_4ranks.sqlite"
     assert "MFU unknown" in " ".join(run("analyze", sample, "--params", "70e9").stdout.split())
     assert "MFU unknown: it would be" in " ".join(run("analyze", sample, "--params", "70e9", "-v").stdout.split())
+
+
+def test_the_command_line_loads_nothing_heavy_until_it_is_needed():
+    heavy = ("numpy", "pandas", "pyarrow", "sqlalchemy", "rich", "jinja2", "perfetto")
+    program = f"import sys, tracekit.cli; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, encoding="utf-8")
+    assert done.stdout.strip() == "[]"

@@ -19,8 +19,8 @@ from tracekit.commands.info import info
 from tracekit.commands.plan import plan
 from tracekit.commands.rules import explain, rules
 from tracekit.commands.status import ExitStatus
+from tracekit.ending import leave
 from tracekit.errors import TracekitError, UsageError
-from tracekit.workers import leave
 
 __all__ = ["ExitStatus", "main"]
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from tracekit.ending import leave
 from tracekit.errors import TracekitError
 from tracekit.spool import Spool, Spooled, restore, temporary_file
 
@@ -170,8 +171,3 @@ def _answer(spool: Spool, function: Callable[..., Any], task: tuple[Any, ...]) -
         except Exception:
             return RuntimeError(f"{type(error).__name__}: {error}")
         return error
-
-
-def leave(number: int, _: object) -> None:
-    """Handle a signal by an exception: temporary folders are removed and nsys is stopped on the way out."""
-    raise SystemExit(128 + number)
