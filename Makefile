@@ -15,7 +15,7 @@ SAMPLE := sample_traces/straggler_4ranks.sqlite
 DEMO_REPORT := demo-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core clean python
+.PHONY: help demo test test-core check clean python
 # What the shell exports for another project must not shadow what is installed here.
 unexport PYTHONPATH PYTHONHOME
 
@@ -23,6 +23,7 @@ help:
 	@echo 'make demo        analyse the sample capture and write $(DEMO_REPORT)'
 	@echo 'make test        every check and test, those of the trainer (with torch) included'
 	@echo 'make test-core   the same without torch, which can be a download of several GB'
+	@echo 'make check       while you work: the linters, and in parallel the tests that need no browser, nsys or torch'
 	@echo 'make clean       remove the environments, the caches and $(DEMO_REPORT)'
 	@echo
 	@echo 'PYTHON=...       the interpreter to start from, 3.11 or newer (now $(PYTHON))'
@@ -43,13 +44,13 @@ define environment
 	echo "$$key" > $(1)/made-from
 endef
 
-# $(call checks,FOLDER)
+# $(call checks,FOLDER,FLAGS OF PYTEST)
 define checks
 	$(1)/bin/ruff check
 	$(1)/bin/ruff format --check
 	$(1)/bin/mypy
 	$(1)/bin/lint-imports
-	$(1)/bin/python -m pytest $(PYTEST_ARGS)
+	$(1)/bin/python -m pytest $(2) $(PYTEST_ARGS)
 endef
 
 # The demonstration installs tracekit as a user gets it, so its sources count among the files it is made from.
@@ -66,10 +67,16 @@ test: python
 		pyproject.toml constraints-test.txt,-c constraints-test.txt -e '.[test$(comma)trainer]')
 	$(call checks,$(TEST))
 
+core-environment = $(call environment,$(CORE),for the tests that need no torch,\
+	pyproject.toml constraints-test.txt,-c constraints-test.txt -e '.[test]')
+
 test-core: python
-	$(call environment,$(CORE),for the tests that need no torch,\
-		pyproject.toml constraints-test.txt,-c constraints-test.txt -e '.[test]')
+	$(core-environment)
 	$(call checks,$(CORE))
+
+check: python
+	$(core-environment)
+	$(call checks,$(CORE),-n auto -q -m 'not browser and not nsys and not torch')
 
 # A comma as it is would end an argument of $(call).
 comma := ,

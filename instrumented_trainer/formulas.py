@@ -10,21 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from instrumented_trainer.config import DEEPSPEED, Config, shard_size
+from tracekit.theory.gpus import gpu_of
 
 ITEM_SIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1}
 
-PEAK_TFLOPS = {
-    "A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "H20": 148, "GB200": 2500, "B200": 2250, "L40S": 362,
-}  # fmt: skip
-"""Dense bfloat16 peak of a GPU by a part of its name, by NVIDIA's data sheets; the first that fits counts."""
-
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bfloat16 FLOP/s of a GPU, or None for one that is not listed."""
-    for part, tflops in sorted(PEAK_TFLOPS.items(), key=lambda item: -len(item[0])):
-        if all(word in device_name for word in part.split()):
-            return tflops * 1e12
-    return None
+    """Dense bfloat16 FLOP/s of a GPU, or None for one that is not in the table."""
+    gpu = gpu_of(device_name)
+    return None if gpu is None else gpu.bf16_tflops * 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

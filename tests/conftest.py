@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -72,6 +73,10 @@ REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a background job (``nohup make test &``) with SIGINT ignored, and children inherit that: tests
+    # which interrupt them would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     names = {name.strip() for name in os.environ.get("TRACEKIT_REQUIRE", "").split(",")} - {""}
     if unknown := names - NEEDS.keys():
         raise pytest.UsageError(f"TRACEKIT_REQUIRE names {', '.join(sorted(unknown))}; known: {', '.join(NEEDS)}")

@@ -62,8 +62,8 @@ def test_formulas_by_hand(flags: str, multiples: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(("name", "tflops"), [
-    ("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H20", 148),
-    ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GB200", 2500), ("NVIDIA B200", 2250),
+    ("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835),
+    ("NVIDIA H20", 148), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GB200", 2500), ("NVIDIA B200", 2250),
 ])  # fmt: skip
 def test_peaks_are_the_dense_ones(name: str, tflops: float) -> None:
     assert formulas.peak_flops(name) == tflops * 1e12
