@@ -169,6 +169,7 @@ def examine(
         replay=replay,
         critical_path=path,
         hang=hang,
+        thresholds=options.thresholds,
     )
     return analysis, Detail(views=views, matched=together.matched, waits=together.waits)
 
@@ -213,6 +214,7 @@ def _host_view(timeline: Timeline, options: Options) -> Analysis:
         skipped_rules=(),
         host_ranks=ranks,
         hang=hang,
+        thresholds=options.thresholds,
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from tracekit._version import __version__
+from tracekit.config import DEFAULT, Thresholds
 from tracekit.results import (
     Account,
     Analysis,
@@ -75,7 +76,14 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "critical_path": _critical_path(analysis.critical_path) if analysis.critical_path else None,
         "what_if": [_prediction(row) for row in analysis.replay.what_if] if analysis.replay else [],
         "remedies": [{"unknown": what, "capture_with": how} for what, how in analysis.remedies],
+        "thresholds": _changed(analysis.thresholds),
     }
+
+
+def _changed(thresholds: Thresholds) -> dict[str, float]:
+    """Those that are not the default, by name."""
+    values = {field.name: getattr(thresholds, field.name) for field in fields(Thresholds)}
+    return {name: value for name, value in values.items() if value != getattr(DEFAULT, name)}
 
 
 def hang_dict(hang: Hang) -> dict[str, Any]:

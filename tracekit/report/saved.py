@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from tracekit.config import Thresholds
 from tracekit.errors import CaptureError
 from tracekit.report.json import SCHEMA_VERSION
 from tracekit.report.words import clean
@@ -112,6 +113,7 @@ def _analysis(document: Mapping[str, Any]) -> Analysis:
         not_captured=_of(document, "not_captured", tuple[int, ...]),
         sharding=_sharding(sharding) if sharding is not None else None,
         efficiency=_decoded(efficiency, Efficiency, "efficiency") if efficiency is not None else None,
+        thresholds=_decoded(document.get("thresholds", {}), Thresholds, "thresholds"),
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from tracekit.config import DEFAULT, Thresholds
 from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, Family, family_of_exposed, family_of_idle
 from tracekit.report.theory import NO_STRATEGY, SURE
@@ -81,7 +80,7 @@ class Summary:
         return tuple(family.key for family in FAMILIES if family.key in seen)
 
 
-def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
+def summarise(analysis: Analysis) -> Summary:
     """Condense an analysis into what the first screen says."""
     plain = [bar for rank in analysis.ranks if (bar := _rank_bar(analysis, rank))]
     mean = _mean_bar(analysis, plain)
@@ -94,7 +93,7 @@ def summarise(analysis: Analysis, thresholds: Thresholds = DEFAULT) -> Summary:
     if leading:
         headline, lead = title(leading), lead_of(analysis, leading, mean.wall_ns, scale, whole)
     else:
-        headline, lead = claim(mean.parts_ns, mean.overlap_ratio, scale, whole, thresholds)
+        headline, lead = claim(mean.parts_ns, mean.overlap_ratio, scale, whole, analysis.thresholds)
     return Summary(
         job=_job(analysis),
         steps=_steps(analysis),

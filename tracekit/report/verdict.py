@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tracekit.config import DEFAULT, Thresholds
+from tracekit.config import Thresholds
 from tracekit.report import hang_views
 from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
 from tracekit.results import Analysis, Finding, Hang, Severity, Straggler
@@ -52,12 +52,13 @@ def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | No
     serious = [finding for finding in analysis.findings if finding.severity is not Severity.INFO]
     if not serious:
         return None
+    thresholds = analysis.thresholds
     explained = sum(finding.cost_ns or 0 for finding in serious)
     first = serious[0]
-    if first.cost_ns is not None and explained < DEFAULT.headline_explained_share * largest_loss_ns:
+    if first.cost_ns is not None and explained < thresholds.headline_explained_share * largest_loss_ns:
         return None
     named = next((finding for finding in serious if finding.rule != _RESIDUE), first)
-    return named if (named.cost_ns or 0) >= DEFAULT.headline_named_share * (first.cost_ns or 0) else first
+    return named if (named.cost_ns or 0) >= thresholds.headline_named_share * (first.cost_ns or 0) else first
 
 
 def straggler_tag(straggler: Straggler) -> str:

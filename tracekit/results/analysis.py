@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import TracekitError
 from tracekit.results.accounts import Capture, Rank, Steady
 from tracekit.results.findings import CriticalPath, Finding, Replay, SkippedRule
@@ -50,6 +51,8 @@ class Analysis:
     """What steps would take with something changed; None where no replay was asked for."""
     critical_path: CriticalPath | None = None
     """Of the replayed steps; None where there are none."""
+    thresholds: Thresholds = DEFAULT
+    """Those that the analysis was made with: what renders it decides by the same ones."""
 
     def frames(self, detail: Any = None) -> dict[str, pd.DataFrame]:
         """The same as `tracekit.frames`."""
