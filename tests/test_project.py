@@ -335,6 +335,7 @@ def test_a_module_without_its_requirement_fails(suite: pytest.Pytester, monkeypa
     suite.runpytest_subprocess().assert_outcomes(errors=1)
 
 
+@pytest.mark.torch
 def test_what_no_machine_has_to_have_is_skipped(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEKIT_REQUIRE", "torch")
     suite.makepyfile(
