@@ -11,11 +11,12 @@ PYTEST_ARGS ?=
 DEMO := .venv-demo
 TEST := .venv-test
 CORE := .venv-test-core
+DOCS := .venv-docs
 SAMPLE := sample_traces/straggler_4ranks.sqlite
 DEMO_REPORT := demo-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core check clean python
+.PHONY: help demo test test-core check docs clean python
 # What the shell exports for another project must not shadow what is installed here.
 unexport PYTHONPATH PYTHONHOME
 
@@ -24,6 +25,7 @@ help:
 	@echo 'make test        every check and test, those of the trainer (with torch) included'
 	@echo 'make test-core   the same without torch, which can be a download of several GB'
 	@echo 'make check       while you work: the linters, and in parallel the tests that need no browser, nsys or torch'
+	@echo 'make docs        the documentation as a site, in site/'
 	@echo 'make clean       remove the environments, the caches and $(DEMO_REPORT)'
 	@echo
 	@echo 'PYTHON=...       the interpreter to start from, 3.11 or newer (now $(PYTHON))'
@@ -78,6 +80,11 @@ check: python
 	$(core-environment)
 	$(call checks,$(CORE),-n auto -q -m 'not browser and not nsys and not torch')
 
+docs: python
+	$(call environment,$(DOCS),for the documentation,pyproject.toml,-e '.[docs]')
+	$(DOCS)/bin/mkdocs build --quiet
+	@echo 'Open this in a browser:  $(CURDIR)/site/index.html'
+
 # A comma as it is would end an argument of $(call).
 comma := ,
 
@@ -90,5 +97,5 @@ python:
 		{ echo '$(PYTHON) cannot make environments. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 
 clean:
-	rm -rf $(DEMO) $(TEST) $(CORE) $(DEMO_REPORT) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(CORE) $(DOCS) $(DEMO_REPORT) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find tracekit instrumented_trainer sample_traces tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

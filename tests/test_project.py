@@ -23,7 +23,16 @@ from tracekit.rules import RULES
 CHECKOUT = Path(__file__).resolve().parent.parent
 README = CHECKOUT / "README.md"
 DOCS = CHECKOUT / "docs"
-PAGES = sorted([README, CHECKOUT / "CHANGELOG.md", CHECKOUT / "benchmarks" / "README.md", *DOCS.rglob("*.md")])
+CHINESE_README = DOCS / "README.zh.md"
+PAGES = sorted(
+    [
+        README,
+        CHECKOUT / "CHANGELOG.md",
+        CHECKOUT / "CONTRIBUTING.md",
+        CHECKOUT / "benchmarks" / "README.md",
+        *DOCS.rglob("*.md"),
+    ]
+)
 SAMPLES = CHECKOUT / "sample_traces"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -101,6 +110,15 @@ def test_readme_shows_what_the_demo_prints(monkeypatch: pytest.MonkeyPatch) -> N
         [sys.executable, "-m", "tracekit", "analyze", str(sample)], capture_output=True, check=True, encoding="utf-8"
     ).stdout
     assert shown == printed.rstrip()
+
+
+def test_the_chinese_readme_shows_the_same_commands() -> None:
+    def commands_in(page: Path) -> tuple[list[str], list[str]]:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        return [re.sub(r" +#.*", "", block) for block in blocks], re.findall(r"^\| (`[^|]*)\|", text, re.MULTILINE)
+
+    assert commands_in(CHINESE_README) == commands_in(README)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
