@@ -58,6 +58,43 @@ class Entries:
         return len(self.seq)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Status:
+    """How far a rank got in each communicator, as its source counts beside the entries; columns of one length."""
+
+    communicator: Int32
+    """Index into `Evidence.communicators`, each at most once."""
+    launched: Int64
+    """Last seq that the host has launched; UNKNOWN."""
+    started: Int64
+    completed: Int64
+
+
+NO_STATUS = Status(
+    communicator=np.empty(0, np.int32),
+    launched=np.empty(0, np.int64),
+    started=np.empty(0, np.int64),
+    completed=np.empty(0, np.int64),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """Where a rank runs; None where no source tells."""
+
+    host: str | None = None
+    pid: int | None = None
+    device: int | None = None
+    """Ordinal of its GPU on the host."""
+    pci: str | None = None
+    """PCI bus id of its GPU."""
+    thread: str | None = None
+    """Name or id of the thread that launched its last collective."""
+
+
+NO_FACTS = ProcessFacts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
     """A process group (dumps) or NCCL communicator (captures)."""
@@ -106,6 +143,8 @@ class RankEvidence:
     end_ns: int | None
     """When its capture or dump ended, on one clock for all ranks (ns); None where it cannot be told."""
     activity: Activity
+    status: Status = NO_STATUS
+    process: ProcessFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -88,6 +88,19 @@ def _changed(thresholds: Thresholds) -> dict[str, float]:
 
 def hang_dict(hang: Hang) -> dict[str, Any]:
     """The ``hang`` object alone."""
+    return _verdict(hang) | {
+        "last_activity": [_last_activity(row) for row in hang.last_activity],
+        "lacking": list(hang.lacking),
+        "notes": list(hang.notes),
+        "waits": [asdict(wait) for wait in hang.waits],
+        "waits_left_out": hang.waits_left_out,
+        "unfinished": [asdict(entry) for entry in hang.unfinished],
+        "others": [_verdict(other) for other in hang.others],
+    }
+
+
+def _verdict(hang: Hang) -> dict[str, Any]:
+    """What is told of each of several hangs."""
     return {
         "verdict": hang.verdict,
         "communicator": hang.communicator,
@@ -101,12 +114,12 @@ def hang_dict(hang: Hang) -> dict[str, Any]:
         "culprits": list(hang.culprits),
         "cycle": [asdict(waiting) for waiting in hang.cycle],
         "mismatches": [_mismatch(row) for row in hang.mismatches],
-        "last_activity": [_last_activity(row) for row in hang.last_activity],
         "step": hang.step,
         "module": hang.module,
-        "lacking": list(hang.lacking),
-        "notes": list(hang.notes),
         "around": [_around(table) for table in hang.around],
+        "group": asdict(hang.group) if hang.group else None,
+        "groups": [asdict(group) for group in hang.groups],
+        "launched": [asdict(row) for row in hang.launched],
     }
 
 
@@ -151,6 +164,7 @@ def _last_activity(row: LastActivity) -> dict[str, Any]:
         "module": doing.module,
         "phase": doing.phase,
         "idle_ns": doing.idle_ns,
+        "process": asdict(row.process),
     }
 
 

@@ -6,7 +6,18 @@ Times are int ns on the clock of the rank's own capture. None means unknown, nev
 from tracekit.results.accounts import Account, Capture, Clock, Module, Rank, Steady, Step
 from tracekit.results.analysis import Analysis, Presenters, present_with
 from tracekit.results.findings import CriticalPath, Evidence, Finding, Prediction, Replay, Severity, SkippedRule, Span
-from tracekit.results.hang import Around, Hang, LastActivity, Mismatch, SameRanks, Waiting
+from tracekit.results.hang import (
+    Around,
+    Hang,
+    LastActivity,
+    Launched,
+    Mismatch,
+    ProcessGroup,
+    SameRanks,
+    Unfinished,
+    Wait,
+    Waiting,
+)
 from tracekit.results.host import HostCollective, HostRank, HostStep
 from tracekit.results.job import (
     Collective,
@@ -36,12 +47,14 @@ __all__ = [
     "HostRank",
     "HostStep",
     "LastActivity",
+    "Launched",
     "Memory",
     "MemoryNeed",
     "Mismatch",
     "Module",
     "Prediction",
     "Presenters",
+    "ProcessGroup",
     "Rank",
     "RankMemory",
     "Replay",
@@ -54,7 +67,9 @@ __all__ = [
     "Steady",
     "Step",
     "Straggler",
+    "Unfinished",
     "Volume",
+    "Wait",
     "Waiting",
     "present_with",
 ]

@@ -4,7 +4,77 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracekit.evidence import Activity
+from tracekit.evidence import NO_FACTS, Activity, ProcessFacts
+from tracekit.runs import few_runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup:
+    """A communicator that the verdict names."""
+
+    name: str
+    description: str | None
+    """What the job calls it, such as ``EXPERT_MODEL_PARALLEL_GROUP``."""
+    ranks: tuple[int, ...] | None
+    """Its global ranks; None where no source tells."""
+
+    @property
+    def label(self) -> str:
+        """For people: ``EXPERT_MODEL_PARALLEL_GROUP (12-15)``."""
+        members = f" ({few_runs(self.ranks)})" if self.ranks else ""
+        return (self.description or self.name) + members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One node of the wait graph: a collective (or a batch of sends and receives) that ranks are inside.
+
+    Collectives of groups of the same description, whose ranks wait for the same, are one node.
+    """
+
+    groups: tuple[ProcessGroup, ...]
+    """The first few of its communicators."""
+    communicators: int
+    """How many it has."""
+    seq: int
+    """Of the first communicator."""
+    op: str | None
+    waiting: tuple[int, ...]
+    """Ranks that launched it and are inside."""
+    missing: tuple[int, ...]
+    """Ranks that never launched it."""
+    behind: tuple[int, ...]
+    """Ranks that launched it behind another collective that they are still inside."""
+    waits_for: tuple[int, ...]
+    """Indices into `Hang.waits`: where the missing and those behind are stuck themselves."""
+    is_root: bool
+    """It waits for nothing that another node explains: a cause, not a consequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """How far some ranks got in the communicator of the verdict, from all that is known of them."""
+
+    ranks: tuple[int, ...]
+    launched: int | None
+    """Last number launched; None where nothing tells."""
+    completed: int | None
+    """Last number known to be completed."""
+    source: str
+    """``entries``, ``status`` (what the process counts beside them) or ``both``; ``none`` where nothing tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """An entry that is not finished and that the verdict cannot explain."""
+
+    rank: int
+    communicator: str
+    seq: int | None
+    op: str | None
+    state: str | None
+    why: str
+    """In words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +119,7 @@ class LastActivity:
     state: str | None
     """issued, started, completed, or None where the source does not tell."""
     activity: Activity
+    process: ProcessFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +184,21 @@ class Hang:
     around: tuple[Around, ...] = ()
     """Who launched and who finished what, around the point where the ranks part; for a cycle, in each of its
     communicators."""
+    group: ProcessGroup | None = None
+    """The communicator where they part, with its members."""
+    groups: tuple[ProcessGroup, ...] = ()
+    """Every communicator named by the verdict, its cycle and its mismatches, each once, in order of name."""
+    launched: tuple[Launched, ...] = ()
+    """How far each rank of the communicator got, those furthest behind first; equal ranks together."""
+    waits: tuple[Wait, ...] = ()
+    """The wait graph, roots first; the same for all findings of one job. Small also for thousands of ranks."""
+    waits_left_out: int = 0
+    """Nodes beyond these."""
+    unfinished: tuple[Unfinished, ...] = ()
+    """For ``undecided``: the entries that keep it from being ``not_a_hang``, one for each communicator and rank."""
+    others: tuple[Hang, ...] = ()
+    """Further hangs that have nothing to do with this one, those that stop most ranks first; of these ``waits``,
+    ``last_activity``, ``lacking`` and ``notes`` are told here alone."""
 
     @property
     def is_hang(self) -> bool:

@@ -14,7 +14,7 @@ from tracekit.metrics.hangs.examine import Examined
 from tracekit.metrics.hangs.graph import Node, edges_of
 from tracekit.metrics.hangs.still import Still, stands_still
 from tracekit.metrics.hangs.table import is_silent
-from tracekit.results import Hang, LastActivity, Waiting
+from tracekit.results import Hang, LastActivity, ProcessGroup, Waiting
 
 MOST_APART = 5
 NO_RANKS: tuple[int, ...] = ()
@@ -64,7 +64,24 @@ def conclude(examined: Examined, cause: Cause | None) -> Hang:
         module=_module(examined, draft.culprits or behind or waiting),
         lacking=tuple(draft.lacking),
         notes=(*evidence.notes, *draft.notes),
+        group=_group(examined, draft.group) if draft.group is not None else None,
+        groups=_groups(examined, draft),
     )
+
+
+def _group(examined: Examined, group: int) -> ProcessGroup:
+    communicator = examined.evidence.communicators[examined.communicator_of(group)]
+    return ProcessGroup(name=communicator.name, description=communicator.description, ranks=communicator.ranks)
+
+
+def _groups(examined: Examined, draft: Draft) -> tuple[ProcessGroup, ...]:
+    """All communicators that the verdict names."""
+    names = {wait.communicator for wait in draft.cycle} | {mismatch.communicator for mismatch in examined.mismatches}
+    if draft.group is not None:
+        names.add(_group(examined, draft.group).name)
+    known = (c for c in examined.evidence.communicators if c.name in names)
+    found = {ProcessGroup(name=c.name, description=c.description, ranks=c.ranks) for c in known}
+    return tuple(sorted(found, key=lambda group: (group.name, group.ranks or ())))
 
 
 def _without_cause(examined: Examined) -> Draft:
@@ -276,6 +293,7 @@ def _activities(examined: Examined) -> tuple[LastActivity, ...]:
                 op=None if op == UNKNOWN else evidence.names[op],
                 state=None if state == UNKNOWN else State(state).name.lower(),
                 activity=rank.activity,
+                process=rank.process,
             )
         )
     return tuple(found)
