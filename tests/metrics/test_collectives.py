@@ -159,10 +159,13 @@ def test_a_group_with_one_size_unknown_has_no_size():
         ("unknown", ["ncclSend", "ncclRecv"], "send_recv"),
         ("unknown", ["ncclAllReduce", "ncclAllGather"], "unknown"),
         ("unknown", [], "unknown"),
-        ("send_recv", ["ncclAlltoAll"], "send_recv"),
+        ("send_recv", ["ncclAlltoAll"], "all_to_all"),
+        ("send_recv", ["ncclAllReduce"], "all_reduce"),
+        ("send_recv", [], "send_recv"),
+        ("all_gather", ["ncclSend", "ncclRecv"], "all_gather"),
     ],
 )
-def test_the_op_comes_from_the_kernel_else_from_the_calls(kernel, calls, op):
+def test_the_op_comes_from_a_name_that_is_no_mere_entry_else_from_the_calls(kernel, calls, op):
     job = Sketch()
     rank = job.process()
     call(rank, "ncclGroupStart", 0, 1)
@@ -171,6 +174,44 @@ def test_the_op_comes_from_the_kernel_else_from_the_calls(kernel, calls, op):
     end = call(rank, "ncclGroupEnd", 20, 25)
     rank.comm(30, 40, name=KERNEL[kernel], called=21, nccl=end)
     assert list(table(job)) == [op]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "around", "op"),
+    [
+        ("send_recv", "nccl:all_to_all", "all_to_all"),
+        ("send_recv", "nccl:send 0->1", "send_recv"),
+        ("unknown", "nccl:all_reduce", "all_reduce"),
+        ("all_gather", "nccl:all_to_all", "all_gather"),
+        ("send_recv", "exchange", "send_recv"),
+    ],
+)
+def test_the_range_around_the_launch_names_what_an_entry_kernel_does(kernel, around, op):
+    """On the launching thread only; sends and receives of a group are what the range around them says."""
+    job = Sketch()
+    rank = job.process()
+    rank.range(around, 0, 30)
+    rank.range("nccl:broadcast", 0, 30, thread=AUTOGRAD)
+    call(rank, "ncclGroupStart", 1, 2)
+    call(rank, "ncclSend", 2, 3)
+    call(rank, "ncclRecv", 4, 5)
+    end = call(rank, "ncclGroupEnd", 20, 25)
+    rank.comm(30, 40, name=KERNEL[kernel], called=21, nccl=end)
+    assert list(table(job)) == [op]
+
+
+def test_an_all_to_all_made_of_sends_moves_what_one_rank_sends():
+    """Three ranks: 3 sends of 10 and 3 receives of 10 on each."""
+    job = Sketch()
+    for rank in ranks(job, 3):
+        rank.range("nccl:all_to_all", 0, 30)
+        call(rank, "ncclGroupStart", 1, 2)
+        for at in range(3):
+            for name in ("ncclSend", "ncclRecv"):
+                call(rank, name, 3 + at, 4 + at, nccl_payload(size=10, communicator=WORLD, third=True))
+        end = call(rank, "ncclGroupEnd", 20, 25)
+        rank.comm(30, 40, name=KERNEL["send_recv"], called=21, nccl=end)
+    assert table(job)["all_to_all"].bytes == 30
 
 
 def test_a_copy_that_nccl_launched_is_what_its_call_says():

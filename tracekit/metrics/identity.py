@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tracekit.annotations import mark_fields
 from tracekit.intervals import innermost, owned
 from tracekit.kernels import describe_kernel, nccl_call_op
+from tracekit.launch_ranges import named_ops
 from tracekit.metrics.accounting import Covers
 from tracekit.readers.nccl_payload import parse_message
 from tracekit.timeline import NO_VALUE, NONE, Kind, Process, Ranges, RankTrack, Timeline
@@ -18,6 +19,8 @@ Int64 = NDArray[np.int64]
 
 UNKNOWN_OP = "unknown"
 GROUP = "group"
+ENTRY_OPS = {UNKNOWN_OP, "send_recv"}
+"""What a kernel's name says where it may carry out another collective, made of sends and receives or of anything."""
 FULL_TENSOR_OPS = {"all_gather", "reduce_scatter", "all_to_all"}
 """Ops whose message size is one rank's share: the full tensor is that × ranks."""
 
@@ -100,19 +103,21 @@ def rank_collectives(
     exposed = own_end - own_start - covers.compute.within(own_start, own_end)
     calls = NcclCalls(timeline, process)
     by_name = _ops_by_name(timeline, ops.name[rows])
+    by_range = _ops_by_range(timeline, process, ops.call[rows], by_name)
     annotated = _annotated_bytes(timeline, process, ops.call[rows])
     groups: dict[tuple[str | None, str], int] = {}
     sources: dict[int, str | None] = {}
     of, full = np.empty(len(rows), np.int64), np.full(len(rows), NONE, np.int64)
     for i, (name_op, nccl) in enumerate(zip(by_name, ops.nccl[rows].tolist(), strict=True)):
         call = calls.at(nccl)
-        op = name_op if name_op != UNKNOWN_OP else call.op
+        op = _most_exact(name_op, by_range[i], call.op)
         key = (f"{call.communicator:#018x}" if call.communicator is not None else None, op)
         group = groups.setdefault(key, len(groups))
         of[i] = group
         n = sizes.get(call.communicator) if call.communicator is not None else None
-        if call.bytes is not None and (op not in FULL_TENSOR_OPS or n):
-            full[i] = call.bytes * (n if op in FULL_TENSOR_OPS and n else 1)
+        size = call.full_bytes(op, n)
+        if size is not None:
+            full[i] = size
             sources[group] = "nccl_payload"
         elif annotated[i] >= 0:
             full[i] = annotated[i]
@@ -139,6 +144,16 @@ class NcclCall:
     op: str
     communicator: int | None
     bytes: int | None
+    sent: int | None = None
+    """Bytes of the sends alone, of a group of sends and receives."""
+
+    def full_bytes(self, op: str, ranks: int | None) -> int | None:
+        """Bytes of the full tensor where the call carries out ``op`` among so many ranks; None where it is not told."""
+        if op != self.op and self.sent is not None:
+            return self.sent  # an all-to-all made of sends: all that one rank sends
+        if self.bytes is None or op not in FULL_TENSOR_OPS:
+            return self.bytes
+        return self.bytes * ranks if ranks else None
 
 
 class NcclCalls:
@@ -183,7 +198,9 @@ class NcclCalls:
 
     def _single(self, row: int, op: str) -> NcclCall:
         message = parse_message(op, self._ranges.payload.get(row, b""))
-        return NcclCall(op, message.communicator if message else None, message.bytes if message else None)
+        size = message.bytes if message else None
+        sent = size if self._names[int(self._ranges.name[row])].lower() == "ncclsend" else None
+        return NcclCall(op, message.communicator if message else None, size, sent)
 
     def _group(self, row: int) -> NcclCall:
         inside = [self._single(call, self._op(call)) for call in self._groups().get(row, [])]
@@ -192,10 +209,13 @@ class NcclCalls:
         ops = {call.op for call in inside}
         communicators = {call.communicator for call in inside}
         sizes = [call.bytes for call in inside if call.bytes is not None]
+        sent = [call.sent for call in inside if call.sent is not None]
+        whole = len(sizes) == len(inside)
         return NcclCall(
             ops.pop() if len(ops) == 1 else UNKNOWN_OP,
             communicators.pop() if len(communicators) == 1 else None,
-            sum(sizes) if len(sizes) == len(inside) else None,
+            sum(sizes) if whole else None,
+            sum(sent) if whole and sent else None,
         )
 
     def _nccl_names(self) -> list[int]:
@@ -228,6 +248,28 @@ class NcclCalls:
 def _ops_by_name(timeline: Timeline, name: NDArray[np.int32]) -> list[str]:
     known = {i: describe_kernel(timeline.names[i]).op or UNKNOWN_OP for i in np.unique(name).tolist()}
     return [known[i] for i in name.tolist()]
+
+
+def _ops_by_range(
+    timeline: Timeline, process: Process, call: NDArray[np.int32], by_name: list[str]
+) -> list[str | None]:
+    """What the innermost range that names a collective around each launch says, for names that leave it open."""
+    found: list[str | None] = [None] * len(by_name)
+    wanted = np.array([i for i, op in enumerate(by_name) if op in ENTRY_OPS and call[i] != NONE], np.int64)
+    if len(wanted) == 0:
+        return found
+    named = named_ops(process.calls, process.ranges, timeline.names, call[wanted])
+    for i, op in zip(wanted.tolist(), named, strict=True):
+        found[i] = op
+    return found
+
+
+def _most_exact(by_name: str, by_range: str | None, by_call: str) -> str:
+    """One op of what a kernel's name, the range around its launch and NCCL's call say."""
+    if by_name not in ENTRY_OPS:
+        return by_name
+    said = [op for op in (by_range, by_call, by_name) if op is not None and op != UNKNOWN_OP]
+    return next((op for op in said if op not in ENTRY_OPS), said[0] if said else UNKNOWN_OP)
 
 
 def _annotated_bytes(timeline: Timeline, process: Process, call: NDArray[np.int32]) -> Int64:

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tracekit.annotations import base_name
-from tracekit.intervals import innermost
 from tracekit.kernels import nccl_call_op
 from tracekit.readers.database import Column, as_numpy, integers
 from tracekit.readers.nsys_tables import (
@@ -245,22 +244,6 @@ def process_ranges(nvtx: NvtxRows, rows: NDArray[np.intp]) -> Ranges:
         value=columns["value"][rows],
         payload=payload,
     )
-
-
-def nccl_range_around(calls: Calls, ranges: Ranges, is_nccl: NDArray[np.bool_], launched_by: Int32) -> Int32:
-    """Row of the innermost NCCL range around the call that launched each operation, on the same thread; or NONE."""
-    answer = np.full(len(launched_by), NONE, np.int32)
-    nccl = np.flatnonzero(is_nccl)
-    launched = np.flatnonzero(launched_by != NONE)
-    if len(nccl) == 0 or len(launched) == 0:
-        return answer
-    call = launched_by[launched]
-    for thread in np.unique(ranges.thread[nccl]).tolist():
-        own = nccl[ranges.thread[nccl] == thread]
-        here = calls.thread[call] == thread
-        found = innermost(ranges.start[own], ranges.end[own], calls.start[call[here]])
-        answer[launched[here]] = np.where(found >= 0, own[np.maximum(found, 0)], NONE)
-    return answer
 
 
 def read_syncs(tables: Tables) -> Columns:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from tracekit.annotations import mark_fields
 from tracekit.errors import CaptureError
 from tracekit.intervals import measure, union
+from tracekit.launch_ranges import range_around
 from tracekit.readers.database import Column, Database, Progress, as_text
 from tracekit.readers.nccl_payload import parse_comm_init
 from tracekit.readers.nsys_gpu import TABLES as GPU_TABLES
 from tracekit.readers.nsys_gpu import kinds, read_gpu
 from tracekit.readers.nsys_host import (
     launching_call,
-    nccl_range_around,
     process_calls,
     process_ranges,
     process_syncs,
@@ -106,7 +106,7 @@ def read_nsys_sqlite(
         lasting = launching_call(index, unfinished["correlationId"][unfinished["globalPid"] == global_pid], own_calls)
         ranges = process_ranges(nvtx, of_range[i])
         called_by[of_gpu[i]] = launching_call(index, gpu["correlationId"][of_gpu[i]], own_calls)
-        inside_nccl[of_gpu[i]] = nccl_range_around(
+        inside_nccl[of_gpu[i]] = range_around(
             own_calls, ranges, nvtx.columns["nccl"][of_range[i]], called_by[of_gpu[i]]
         )
         marks = tuple(nvtx.marks.get(global_pid, ()))
