@@ -87,15 +87,147 @@ COMM = [
     ("void userbuffers_fp16_sum_inplace_gpu_rw_ag<8>(int)", "all_gather", "userbuffers_fp16_sum_inplace_gpu_rw_ag"),
     ("void userbuffers_fp16_sum_inplace_gpu_rw<8>(int)", "unknown", "userbuffers_fp16_sum_inplace_gpu_rw"),
     ("kuserbuffers_pushsend(int*, int*, int4*, int4*, int)", "send_recv", "kuserbuffers_pushsend"),
-    ("void deep_ep::intranode::dispatch<(int)2, (int)768, (int)8192>(int4 *, float *)", "unknown", "dispatch"),
-    ("nvshmemi_proxy_barrier_kernel(int)", "unknown", "nvshmemi_proxy_barrier_kernel"),
+    ("void deep_ep::intranode::dispatch<(int)2, (int)768, (int)8192>(int4 *, float *)", "all_to_all", "dispatch"),
+    ("nvshmemi_proxy_barrier_kernel(int)", "barrier", "nvshmemi_proxy_barrier_kernel"),
+    ("void nvshmemi_entrypoint<int>(int)", "unknown", "nvshmemi_entrypoint"),
+    ("ncclKernelAllGatherCtranDirect", "all_gather", "ncclKernelAllGather"),
+    # MSCCL++
+    (
+        "void mscclpp::collective::allgatherFullmesh2<false>(void*, mscclpp::DeviceHandle<mscclpp::MemoryChannel>*)",
+        "all_gather",
+        "allgatherFullmesh2",
+    ),
+    ("void mscclpp::collective::allreducePacket<int>(int*)", "all_reduce", "allreducePacket"),
+    ("_ZN7mscclpp10collective17allreduceFullmeshEPv", "all_reduce", "allreduceFullmesh"),
+    ("void mscclpp::executionKernel<mscclpp::PacketType>(int)", "unknown", "executionKernel"),
+    # expert parallelism
+    ("void hybrid_ep::dispatch_kernel<hybrid_ep::warp_group<1, 0>>(int)", "all_to_all", "dispatch_kernel"),
+    ("void hybrid_ep::combine_kernel<8>(int)", "all_to_all", "combine_kernel"),
+    ("void hybrid_ep::device_sync_kernel<8>(unsigned int*, unsigned int*)", "barrier", "device_sync_kernel"),
+    ("void deep_ep::internode::notify_dispatch<false, 2>(int const*)", "all_to_all", "notify_dispatch"),
+    ("void deep_ep::internode_ll::clean_low_latency_buffer<32>(int*)", "barrier", "clean_low_latency_buffer"),
+    ("void primus_turbo::deep_ep::intranode::combine<bf16>(int)", "all_to_all", "combine"),
+    ("void uccl::internode_ll::dispatch<false, 7168>(void*)", "all_to_all", "dispatch"),
+    ("void mori::moe::EpDispatchIntraNodeKernel<bf16>(int)", "all_to_all", "EpDispatchIntraNodeKernel"),
+    ("EpCombineInterNodeV1Kernel_bf16", "all_to_all", "EpCombineInterNodeV1Kernel_bf16"),
+    ("void a2a_dispatch_send_kernel<8, 4>(unsigned long)", "all_to_all", "a2a_dispatch_send_kernel"),
+    (
+        "void tensorrt_llm::kernels::moe_a2a::moeA2ADispatchKernel<8>(int const*)",
+        "all_to_all",
+        "moeA2ADispatchKernel",
+    ),
+    ("kernel_combine_token_intra_node", "all_to_all", "kernel_combine_token_intra_node"),
+    # all-reduces of inference engines
+    (
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<"
+        "(flashinfer::trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 8, false, false>(int)",
+        "all_reduce",
+        "allreduce_fusion_kernel_oneshot_lamport",
+    ),
+    ("void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>(int)", "all_reduce", "oneShotAllReduceKernel"),
+    ("void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 8>(int)", "all_reduce", "twoShotAllReduceKernel"),
+    (
+        "void tensorrt_llm::kernels::lowPrecisionTwoShotHierAllReduceKernel<half>(int)",
+        "all_reduce",
+        "lowPrecisionTwoShotHierAllReduceKernel",
+    ),
+    ("void quickreduce::allreduce_prototype_twoshot<int>(int)", "all_reduce", "allreduce_prototype_twoshot"),
+    (
+        "void aiter::reduce_scatter_cross_device_store<half, 8>(int)",
+        "reduce_scatter",
+        "reduce_scatter_cross_device_store",
+    ),
+    # XLA
+    (
+        "void stream_executor::gpu::AllReduceKernelImpl<__nv_bfloat16, (xla::ReductionKind)0>(int)",
+        "all_reduce",
+        "AllReduceKernelImpl",
+    ),
+    ("void stream_executor::gpu::RaggedAllToAllKernelImpl<8l>(void*)", "all_to_all", "RaggedAllToAllKernelImpl"),
+    # PyTorch's symmetric memory
+    ("void (anonymous namespace)::reduce_scatter_lastdim_kernel<bf16, 16, 8>(int)", "reduce_scatter", None),
+    ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "barrier", None),
+    ("(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "barrier", None),
+    ("c10d::symmetric_memory::put_signal_kernel(unsigned int**, int, int)", "send_recv", "put_signal_kernel"),
+    ("void c10d::nvshmem_extension::allToAllV<1>(void*)", "all_to_all", "allToAllV"),
+    ("_multimem_all_gather_kernel", "all_gather", "_multimem_all_gather_kernel"),
 ]
 
 
 @pytest.mark.parametrize(("name", "op", "short"), COMM)
-def test_communication(name: str, op: str, short: str) -> None:
+def test_communication(name: str, op: str, short: str | None) -> None:
     kernel = describe_kernel(name)
-    assert (kernel.comm, kernel.op, kernel.short, kernel.family) == (True, op, short, "comm")
+    assert (kernel.comm, kernel.op, kernel.family, kernel.suspected) == (True, op, "comm", False)
+    assert kernel.source is not None
+    if short is not None:
+        assert kernel.short == short
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<8>(int)", True),
+        ("void tensorrt_llm::kernels::oneShotAllReduceNormKernel<half, 8>(int)", True),
+        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>(int)", False),
+        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(int)", False),
+    ],
+)
+def test_a_kernel_that_also_computes_is_told(name: str, fused: bool) -> None:
+    kernel = describe_kernel(name)
+    assert (kernel.comm, kernel.fused) == (True, fused)
+
+
+SUSPECTED = [
+    "void my::AllReduceKernel<float>(float*)",
+    "all_gather_into_place(float*)",
+    "send_recv_halo(float*)",
+    "custom_a2a_kernel",
+    "void tp::gemm_one_shot_all_reduce_fused<8>(int)",
+    "my_nccl_thing",
+]
+
+
+@pytest.mark.parametrize("name", SUSPECTED)
+def test_what_only_sounds_like_communication_is_compute_and_suspected(name: str) -> None:
+    kernel = describe_kernel(name)
+    assert (kernel.comm, kernel.suspected) == (False, True)
+
+
+INNOCENT = [
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)",
+    "void at::native::_scatter_gather_elementwise_kernel<128, 8>(int)",
+    "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int)",
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>(int)",
+    "void at::native::(anonymous namespace)::chunk_cat_cuda_kernel<float>(int)",
+    "scatter_add_kernel",
+    "gather_kernel",
+    "broadcast_add_kernel",
+    "void grid_barrier_kernel<32>(int*)",
+    "barrier_kernel(int*, int)",
+    "void block_all_reduce_sum_f32x4_f32_kernel<256>(float*)",
+    "blockAllReduceMax",
+    "warp_all_reduce",
+    "triton_poi_fused_all_gather_into_tensor_wait_tensor_3",
+    "triton_red_fused_add_one_shot_all_reduce_1",
+    "void c10d::checkForNaN<float>(float*, unsigned long)",
+    "void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64>>(flash::Flash_fwd_params)",
+    "void hybrid_ep::permute_kernel<float>(int)",
+    "void hybrid_ep::scan<8, 16>(int)",
+    "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)",
+    "void vllm::moe::topk_softmax<float>(float*)",
+    "void at::native::elementwise_kernel<deep_ep::Buffer, nvshmem_team>(int)",
+    "void tensorrt_llm::kernels::moe_a2a::moeA2ASanitizeExpertIdsKernel(int*)",
+    "void cutlass::device_kernel<flash::FlashAttnFwdCombine<8>>(int)",
+    "void stream_executor::gpu::RepeatBufferKernelImpl(char*)",
+    "dispatch_kernel",
+    "combine_kernel",
+]
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_compute_that_sounds_alike(name: str) -> None:
+    kernel = describe_kernel(name)
+    assert (kernel.comm, kernel.op, kernel.suspected, kernel.source) == (False, None, False, None)
 
 
 COMPUTE = [

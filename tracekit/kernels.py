@@ -1,7 +1,7 @@
 """What a kernel's name tells: communication or compute, which collective, and a name short enough to show.
 
-Called once for each distinct name, never for each row. The names were read in the sources of NCCL (2.4 to the current
-main branch), RCCL, PyTorch's symmetric memory, Transformer Engine, vLLM and DeepEP.
+Called once for each distinct name, never for each row. NCCL's names were read in its sources (2.4 to the current main
+branch), RCCL's and Meta's ctran likewise; those of other libraries are in `comm_kernels`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+
+from tracekit.comm_kernels import is_suspected, known_comm
 
 SHORT_LENGTH = 80
 """The longest `KernelName.short`, in characters."""
@@ -21,11 +23,17 @@ class KernelName:
     comm: bool
     op: str | None
     """The collective of a communication kernel: all_gather, reduce_scatter, all_reduce, broadcast, reduce, send_recv,
-    all_to_all, or ``unknown`` where the name does not tell; None for compute."""
+    all_to_all, barrier, or ``unknown`` where the name does not tell; None for compute."""
     short: str
     """For display: no return type, namespace, template arguments or parameters; at most `SHORT_LENGTH` characters."""
     family: str
     """``comm``; for compute ``matmul`` (convolutions done as matrix products included), ``attention`` or ``other``."""
+    source: str | None = None
+    """The library of a communication kernel."""
+    fused: bool = False
+    """A communication kernel that also computes: all of its time counts as communication."""
+    suspected: bool = False
+    """A compute kernel whose name has communication's words, which no rule knows."""
 
 
 def describe_kernel(name: str) -> KernelName:
@@ -37,11 +45,10 @@ def describe_kernel(name: str) -> KernelName:
     """
     qualified, end = _function(name)
     plain = qualified.rpartition("::")[2]
-    if plain.startswith(("nccl", "msccl")) and "Kernel" in plain:
+    if plain.startswith(_NCCL_PREFIXES) and "Kernel" in plain:
         return _nccl_kernel(plain)
-    for marker in _COMM_MARKERS:
-        if marker in name:
-            return KernelName(True, _other_comm_op(plain), _cap(plain or name), "comm")
+    if known := known_comm(qualified, name):
+        return KernelName(True, known.op, _cap(plain), "comm", known.source, known.fused)
     if plain in _WRAPPERS:
         qualified = _inner(name, end + 1) or qualified
     if end < len(name):  # a million instances of templates have few qualified names; other names come once
@@ -81,17 +88,8 @@ _NCCL_CALLS = {
     "ncclgroupend": "group",
 }
 
-# Communication kernels that are not NCCL's, by what their names contain.
-_COMM_MARKERS = (
-    "nvshmem",
-    "multimem_",  # PyTorch's symmetric memory, as the next
-    "_shot_all_reduce",
-    "cross_device_reduce_",  # vLLM and SGLang: an all-reduce, in one or two stages
-    "userbuffers_",  # Transformer Engine
-    "deep_ep",
-)
-
-_NCCL_OP = re.compile("AllGather|ReduceScatter|AllReduce|All[Tt]oAll|Broadcast|SendRecv|Reduce")
+_NCCL_PREFIXES = ("nccl", "msccl", "rccl", "ctran")
+_NCCL_OP = re.compile("AllGather|ReduceScatter|AllReduce|All[Tt]oAll|Broadcast|SendRecv|Reduce|Send|Recv")
 _OPS = {
     "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter",
@@ -101,6 +99,8 @@ _OPS = {
     "Broadcast": "broadcast",
     "SendRecv": "send_recv",
     "Reduce": "reduce",
+    "Send": "send_recv",  # ctran
+    "Recv": "send_recv",
 }
 
 
@@ -108,34 +108,18 @@ def _nccl_kernel(plain: str) -> KernelName:
     """Every era: ncclAllReduceRingLLKernel_sum_f32, ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_..."""
     found = _NCCL_OP.search(plain)
     if found is None:  # RCCL: ncclDevKernel_Generic_4 runs any collective, and so does mscclKernel_Sum_half_Simple
-        return KernelName(True, "unknown", _cap(plain), "comm")
+        return KernelName(True, "unknown", _cap(plain), "comm", _library(plain))
     if plain.startswith(("ncclSym", "ncclGenk")):
         short = plain
     elif plain.startswith(("ncclDev", "ncclKernel")):
         short = plain[: found.end()]
     else:
         short = f"nccl{found[0]}Kernel"
-    return KernelName(True, _OPS[found[0]], _cap(short), "comm")
+    return KernelName(True, _OPS[found[0]], _cap(short), "comm", _library(plain))
 
 
-def _other_comm_op(plain: str) -> str:
-    squeezed = plain.replace("_", "").lower()
-    for word, op in (
-        ("allreduce", "all_reduce"),
-        ("crossdevicereduce", "all_reduce"),
-        ("allgather", "all_gather"),
-        ("reducescatter", "reduce_scatter"),
-        ("alltoall", "all_to_all"),
-        ("broadcast", "broadcast"),
-        ("userbufferspush", "send_recv"),
-        ("userbufferspull", "send_recv"),
-    ):
-        if word in squeezed:
-            return op
-    if "userbuffers_" in plain:  # ..._rr_rs_oop_fp8, ..._rw_ag
-        words = plain.split("_")
-        return "reduce_scatter" if "rs" in words else "all_gather" if "ag" in words else "unknown"
-    return "unknown"
+def _library(plain: str) -> str:
+    return "MSCCL" if plain.startswith("msccl") else "ctran" if "tran" in plain else "NCCL or RCCL"
 
 
 # Launchers whose first template argument says what they run.
@@ -148,7 +132,7 @@ def _compute_kernel(qualified: str) -> KernelName:
     scope, _, plain = qualified.rpartition("::")
     if plain in _VAGUE and scope:
         plain = f"{scope.rpartition('::')[2]}::{plain}"
-    return KernelName(False, None, _cap(plain or qualified), _family(plain))
+    return KernelName(False, None, _cap(plain or qualified), _family(plain), suspected=is_suspected(qualified or plain))
 
 
 _cached_compute_kernel = lru_cache(maxsize=4096)(_compute_kernel)
