@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
+from itertools import groupby
 from pathlib import Path
 from random import Random
 
@@ -215,14 +216,16 @@ class Export:
     def write(self, path: Path, *, shuffled: int | None = None, without_rowid: bool = False) -> Path:
         """Write the file; ``shuffled`` is the seed of an order of rows."""
         database = sqlite3.connect(path)
+        database.execute("PRAGMA synchronous = OFF")
         for table, rows in self.rows.items():
             columns = list(dict.fromkeys([*self.columns.get(table, ()), *(name for row in rows for name in row)]))
             serial = without_rowid and table != "StringIds"  # which has a key of its own
             declared = [f'"{name}" {_type(table, name)}' for name in columns] + ["serial INTEGER PRIMARY KEY"] * serial
             database.execute(f"CREATE TABLE {table} ({', '.join(declared)}) {'WITHOUT ROWID' if without_rowid else ''}")
             ordered = rows if shuffled is None else Random(shuffled).sample(rows, len(rows))
-            for number, row in enumerate(ordered):
-                _insert(database, table, row | ({"serial": number} if serial else {}))
+            numbered = (row | ({"serial": number} if serial else {}) for number, row in enumerate(ordered))
+            for form, alike in groupby(numbered, _form):
+                _insert(database, table, form, [list(row.values()) for row in alike])
         database.commit()
         database.close()
         return path
@@ -261,10 +264,17 @@ def small_job(version: str = "2023.4", *, pid: int = PID, steps: int = 3) -> Exp
     return export
 
 
-def _insert(database: sqlite3.Connection, table: str, row: dict[str, object]) -> None:
-    names = ", ".join(f'"{name}"' for name in row)
-    marks = ", ".join("CAST(? AS TEXT)" if _is_raw_text(name, value) else "?" for name, value in row.items())
-    database.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
+def _form(row: dict[str, object]) -> tuple[tuple[str, bool], ...]:
+    """Columns of a row, each with whether it holds raw text."""
+    return tuple((name, _is_raw_text(name, value)) for name, value in row.items())
+
+
+def _insert(
+    database: sqlite3.Connection, table: str, form: tuple[tuple[str, bool], ...], rows: list[list[object]]
+) -> None:
+    names = ", ".join(f'"{name}"' for name, _ in form)
+    marks = ", ".join("CAST(? AS TEXT)" if raw else "?" for _, raw in form)
+    database.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
 
 
 def _type(table: str, column: str) -> str:
