@@ -9,13 +9,13 @@ import numpy as np
 
 from tracekit.errors import NoGpuWorkError, UsageError
 from tracekit.metrics.bubbles import with_causes
-from tracekit.metrics.clocks import FEWEST
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.efficiency import efficiency
 from tracekit.metrics.hangs import diagnose
 from tracekit.metrics.hangs.from_captures import evidence_of, may_stand_still
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.identity import communicator_sizes
+from tracekit.metrics.lags import FEWEST
 from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.memory import memory as memory_account

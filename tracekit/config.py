@@ -94,6 +94,14 @@ class Thresholds:
     """The coarsest tick of GPU timestamps that was measured."""
     clock_residual_ns: int = 50_000
     """† Clocks that fit no better than this are called not alignable; real jobs fit to 1.1-1.8 µs."""
+    end_spread_share: float = 1 / 16
+    """† Ends of one collective differ by at most this share of the time to the next one's end."""
+    arrival_spread_ratio: float = 4.0
+    """† Ranks that arrive this × as far apart as they leave wait for each other: they communicate."""
+    together_share: float = 0.95
+    """† In this share of its collectives nobody of a group leaves before all have arrived."""
+    equal_spread_ratio: float = 3.0
+    """† Pairs of ranks that leave at most this × as far apart as the closest pair are one group with it."""
     coarse_clock_error_ns: int = 60_000_000_000
     """† Wall clocks of hosts may be wrong by this much (a minute), not more."""
     headline_explained_share: float = 0.75

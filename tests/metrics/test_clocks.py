@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.config import DEFAULT
-from tracekit.metrics.clocks import SAME, ClockFit, fit_captures, fit_pair, lag_at
+from tracekit.metrics.clocks import SAME, ClockFit, align_captures, fit_captures, fit_pair
+from tracekit.metrics.lags import lag_at
 from tracekit.metrics.pieces import pairs_by_pieces
 
 SECOND = 1_000_000_000
@@ -74,14 +75,18 @@ def test_of_a_perfectly_regular_job_the_coarse_clock_decides(period, shift):
     assert fit(own, reference, 7_000_000 + period // 3).offset_ns == 7_000_000
 
 
-def test_of_a_perfectly_regular_job_without_a_coarse_clock_the_captures_start_together():
+@pytest.mark.parametrize("coarse", [None, 4_000_000, -4_000_000])
+def test_a_perfectly_regular_job_is_not_aligned_where_the_coarse_clock_does_not_decide(coarse):
+    """GIVEN no wall clock, or one that stands between two periods, THEN either would be a guess."""
     reference = SECOND + 10_000_000 * np.arange(300)
-    assert fit(reference + 123, reference).offset_ns == 123
+    alignment = align_captures([{"x": reference}, {"x": reference + 123}], [0, coarse], DEFAULT)
+    assert alignment.fits == (SAME, None)
+    assert alignment.ambiguous == (1,)
 
 
 def test_regular_steps_of_unlike_layers_are_not_shifted_by_a_layer():
     reference = job(spread=0.0)
-    found = fit(seen(reference, 4_000_000)[7 * 5 :], reference, 4_000_000 + 9_000_000)
+    found = fit(seen(reference, 4_000_000)[7 * 5 :], reference, 4_000_000 + 7_000_000)
     assert found.offset_ns == pytest.approx(4_000_000, abs=500)
 
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from laid_out import Job, lock_step, replicas
+from laid_out import ClockOf, Job, lock_step, replicas
 
 import tracekit
 from tracekit.config import DEFAULT
@@ -156,7 +156,7 @@ def test_arrivals_closer_than_the_clocks_uncertainty_are_not_told_apart():
     spread = np.random.default_rng(4).integers(-16_000, 16_000, 1_000).tolist()
 
     def job(scatter):
-        made = Job(2, [0, 1])
+        made = Job(2, [0, 1], dict.fromkeys((0, 1), ClockOf(start_epoch_ns=MS)))
         lock_step(made, compute=lambda r, *_: 30_000 + 6_000 * r, transfer=10_000, steps=20)
         for row in range(len(made.ops[1])):
             op, shift = made.ops[1][row], scatter * spread[row]

@@ -354,8 +354,12 @@ def test_tk904_counts_every_kind():
     assert value(found, "collectives left out") == 6
 
 
-def two_captures(offset_ns=5_000_000_000, other=None):
-    job = Job(4, [0, 0, 1, 1], {1: ClockOf(offset_ns)})
+EPOCH = 1_700_000_000_000_000_000
+
+
+def two_captures(offset_ns=5_000_000_000, other=None, *, wall_clocks=True):
+    clocks = {0: ClockOf(start_epoch_ns=EPOCH), 1: ClockOf(offset_ns, start_epoch_ns=EPOCH - offset_ns)}
+    job = Job(4, [0, 0, 1, 1], clocks if wall_clocks else {1: ClockOf(offset_ns)})
     lock_step(job, compute=lambda *_: 600 * US)
     if other is not None:
         strange = Job(4)
@@ -393,6 +397,15 @@ def test_tk908_a_wall_clock_wrong_by_a_day(regular, fits):
 
 def test_tk908_clocks_that_fit():
     assert "TK908" not in rules_of(two_captures())
+
+
+def test_tk908_a_regular_job_without_wall_clocks():
+    """Its collectives fit at every layer: which of these is right is not guessed, and a note says so."""
+    job = two_captures(wall_clocks=False)
+    assert the("TK908", job).ranks == (2, 3)
+    analysis = tracekit.analyze(job.timeline())
+    assert [any("at several offsets" in note for note in c.notes) for c in analysis.captures] == [False, True]
+    assert analysis.ranks[2].clock.offset_ns is None
 
 
 def test_tk908_captures_that_share_no_collective():

@@ -13,7 +13,7 @@ from tracekit.metrics.accounting import Covers
 from tracekit.metrics.bandwidth import bandwidth, link_peak, size_classes
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import Matched
-from tracekit.metrics.waits import start_up, transfer_of
+from tracekit.metrics.waits import split, start_up
 from tracekit.results import Collective
 from tracekit.spool import release
 from tracekit.theory.volume import BUS_FACTOR
@@ -150,11 +150,11 @@ def _told(kinds: Sequence[Matched], found: Sequence[RankCollectives], size: int 
     for kind in kinds:
         if size is not None and len(kind.members) < size:
             continue
-        durations, transfer = transfer_of(kind, found)
+        waited, transfer = split(kind, found)
         told = (transfer != NONE) & ~start_up(kind, found)
         transfers.append(transfer[told])
         moved.append(found[kind.members[0]].full_bytes[kind.index[0, told]])
-        wait += int((durations[:, told] - transfer[told]).sum())
+        wait += int(waited[:, told].sum())
     return np.concatenate(transfers), np.concatenate(moved), wait
 
 

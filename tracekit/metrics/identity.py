@@ -12,6 +12,7 @@ from tracekit.intervals import innermost, owned
 from tracekit.kernels import describe_kernel, nccl_call_op
 from tracekit.launch_ranges import named_ops
 from tracekit.metrics.accounting import Covers
+from tracekit.metrics.lost_payloads import joined_by_stream
 from tracekit.readers.nccl_payload import parse_message
 from tracekit.timeline import NO_VALUE, NONE, Kind, Process, Ranges, RankTrack, Timeline
 
@@ -122,13 +123,14 @@ def rank_collectives(
         elif annotated[i] >= 0:
             full[i] = annotated[i]
             sources.setdefault(group, "annotation")
+    told, of, sources = joined_by_stream(tuple(groups), of, ops.stream[rows], sources)
     return RankCollectives(
         rank=track.rank,
         row=rows,
-        group=tuple(groups),
+        group=told,
         of=of,
         full_bytes=full,
-        bytes_source=tuple(sources.get(g) for g in range(len(groups))),
+        bytes_source=tuple(sources.get(g) for g in range(len(told))),
         duration=ops.end[rows] - ops.start[rows],
         own_start=own_start,
         own_end=own_end,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tracekit.metrics.bandwidth import link_peak
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
-from tracekit.metrics.waits import RankWaits, start_up, transfer_of
+from tracekit.metrics.waits import RankWaits, split, start_up
 from tracekit.theory.volume import BUS_FACTOR
 from tracekit.timeline import NONE, RankTrack
 
@@ -54,13 +54,13 @@ def links(
     for kind in matched:
         if kind.op not in FINISH_TOGETHER or len(kind.members) < 2:
             continue
-        durations, transfer = transfer_of(kind, found)
+        waited, transfer = split(kind, found)
         told = (transfer != NONE) & ~start_up(kind, found)
         sizes = found[kind.members[0]].full_bytes[np.maximum(kind.index[0], 0)]
         unmatched = int(np.count_nonzero(~kind.complete))
         for size in np.unique(sizes[told]).tolist():
             picked = np.flatnonzero(told & (sizes == size))
-            result.append(_link(kind, picked, size, durations, transfer, hosts, tracks, found, waits, unmatched))
+            result.append(_link(kind, picked, size, waited, transfer, hosts, tracks, found, waits, unmatched))
             unmatched = 0
     return tuple(result)
 
@@ -69,7 +69,7 @@ def _link(
     kind: Matched,
     picked: NDArray[np.intp],
     size: int,
-    durations: Int64,
+    waited: Int64,
     transfer: Int64,
     hosts: Sequence[str],
     tracks: Sequence[RankTrack],
@@ -79,7 +79,7 @@ def _link(
 ) -> Link:
     own = transfer[picked]
     median = float(np.median(own))
-    wait = durations[:, picked] - own
+    wait = waited[:, picked]
     exposed = 0
     for row, member in enumerate(kind.members):
         index = kind.index[row, picked]

@@ -56,7 +56,8 @@ def _fitting_pieces(own: Int64, other: Int64, jitter_ns: float) -> tuple[Float, 
         offset = np.median(difference, axis=1)
         spread = np.median(np.abs(difference - offset[:, None]), axis=1)
         best = int(np.argmin(spread))
-        if spread[best] <= jitter_ns:
+        # A piece that fits at several places, as in a regular job, tells nothing.
+        if spread[best] <= jitter_ns and np.count_nonzero(spread <= jitter_ns) == 1:
             at.append(float(own[best + PIECE - 1]))
             offsets.append(float(offset[best]))
     order = np.argsort(at, kind="stable")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import Matched
-from tracekit.metrics.waits import start_up, transfer_of
+from tracekit.metrics.waits import split, start_up
 from tracekit.theory.volume import BUS_FACTOR
 from tracekit.timeline import NONE
 
@@ -40,7 +40,7 @@ def collective_rates(
         size = sizes.get(kind.communicator)
         if size is not None and len(kind.members) < size:
             continue
-        _, transfer = transfer_of(kind, found)
+        _, transfer = split(kind, found)
         told = (transfer > 0) & ~start_up(kind, found)
         factor = BUS_FACTOR[kind.op](size or len(kind.members)) if kind.op in BUS_FACTOR else np.nan
         for row, member in enumerate(kind.members):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tracekit.config import Thresholds
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched
-from tracekit.metrics.waits import RankWaits, start_up, transfer_of
+from tracekit.metrics.waits import RankWaits, split, start_up
 from tracekit.timeline import NONE, RankTrack
 
 Int64 = NDArray[np.int64]
@@ -166,18 +166,19 @@ def _seen(
     windows: Sequence[Windows],
     uncertainty_ns: int,
 ) -> _Seen | None:
-    durations, transfer = transfer_of(kind, found)
+    waited, transfer = split(kind, found)
     columns = np.flatnonzero((transfer != NONE) & ~start_up(kind, found))
-    if kind.op not in FINISH_TOGETHER or len(columns) == 0:
+    if not kind.meets or len(columns) == 0:
         return None
     first = kind.members[0]
-    index, durations = kind.index[:, columns], durations[:, columns]
+    index, waited = kind.index[:, columns], waited[:, columns]
     step = windows[first].column_of(tracks[first].ops.start[found[first].row[index[0]]])
     inside = step != NONE
-    index, durations = index[:, inside], durations[:, inside]
-    spread = durations.max(axis=0) - transfer[columns[inside]]
-    told = spread > uncertainty_ns
-    tied = told & (durations - durations.min(axis=0, initial=np.iinfo(np.int64).max) <= uncertainty_ns)
+    index, waited = index[:, inside], waited[:, inside]
+    spread = waited.max(axis=0)
+    doubt_ns = max(uncertainty_ns, kind.uncertainty_ns)
+    told = spread > doubt_ns
+    tied = told & (waited <= doubt_ns)
     members = np.asarray(kind.members)
     exposed = np.stack([waits[m].exposed_wait[index[row]] for row, m in enumerate(kind.members)])
     return _Seen(

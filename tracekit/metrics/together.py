@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.accounting import Covers, mean
-from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.clocks import Alignment, ClockFit, align_captures
+from tracekit.metrics.groups import Key
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.lateness import StepMatrix, idle_in_data, row_means
-from tracekit.metrics.matching import FINISH_TOGETHER, Matched, keys_of, match, measure_clocks, same_roles
+from tracekit.metrics.match_ranks import Clocks, match
+from tracekit.metrics.matching import FINISH_TOGETHER, Matched, keys_of, same_roles
 from tracekit.metrics.numbering import OwnSteps, common_numbers
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
 from tracekit.metrics.verdicts import Evidence, verdicts
 from tracekit.metrics.waits import RankWaits, rank_waits
+from tracekit.metrics.world import world
 from tracekit.results import Clock, Rank, Steady, Step, Straggler
 from tracekit.spool import keep
 from tracekit.timeline import RankTrack, Timeline
@@ -36,6 +39,8 @@ class Together:
     matched: tuple[Matched, ...]
     waits: tuple[RankWaits, ...]
     """By rank."""
+    ambiguous: tuple[int, ...] = ()
+    """Captures whose collectives fit the others' at several offsets, between which the wall clocks do not tell."""
 
 
 def put_together(
@@ -49,13 +54,48 @@ def put_together(
 ) -> Together:
     """Align the clocks (unless ``align`` is off), match the collectives, tell waiting from transfer."""
     kinds = same_roles([keys_of(each, track) for each, track in zip(found, tracks, strict=True)])
-    captures = [timeline.processes[track.process].capture for track in tracks]
-    by_capture = measure_clocks(timeline, tracks, found, kinds, thresholds) if align else dict.fromkeys(captures, RAW)
-    clocks = tuple(by_capture[capture] for capture in captures)
+    captures = tuple(timeline.processes[track.process].capture for track in tracks)
+    order = tuple(dict.fromkeys(captures))
+    alignment = measure_clocks(timeline, tracks, found, kinds, order, thresholds) if align else None
+    fits = dict(zip(order, alignment.fits, strict=True)) if alignment else dict.fromkeys(order, RAW)
+    clocks = tuple(fits[capture] for capture in captures)
     # Raw times of several captures say nothing about which collectives are one: then the order alone does.
-    comparable = align or len(set(captures)) == 1
-    matched = match(tracks, found, kinds, clocks if comparable else [None] * len(tracks), thresholds)
-    return Together(clocks=clocks, matched=matched, waits=rank_waits(tracks, found, covers, matched))
+    comparable = align or len(order) == 1
+    known = Clocks(
+        fits=clocks if comparable else (None,) * len(tracks),
+        capture=captures,
+        in_order=frozenset(order[i] for i in alignment.ambiguous) if alignment else frozenset(order),
+    )
+    whole = world(timeline).complete
+    matched = match(tracks, found, kinds, known, thresholds, whole=whole)
+    return Together(
+        clocks=clocks,
+        matched=matched,
+        waits=rank_waits(tracks, found, covers, matched),
+        ambiguous=tuple(order[i] for i in alignment.ambiguous) if alignment else (),
+    )
+
+
+def measure_clocks(
+    timeline: Timeline,
+    tracks: Sequence[RankTrack],
+    found: Sequence[RankCollectives],
+    kinds: Sequence[dict[Key, Int64]],
+    order: Sequence[int],
+    thresholds: Thresholds,
+) -> Alignment:
+    """The clock of each capture, in this order, against that of the first."""
+    ends: list[dict[object, Int64]] = [{} for _ in order]
+    for track, each, keys in zip(tracks, found, kinds, strict=True):
+        mine = ends[order.index(timeline.processes[track.process].capture)]
+        for key, index in keys.items():
+            # One rank of a capture speaks for a kind of collective: all of the capture's ranks share its clock.
+            if key[1] in FINISH_TOGETHER and len(index) > len(mine.get(key, ())):
+                # In order of end: of several streams, what starts first need not end first.
+                mine[key] = np.sort(track.ops.end[each.row[index]])
+    starts = [timeline.captures[c].start_epoch_ns for c in order]
+    coarse = [starts[0] - s if s is not None and starts[0] is not None else None for s in starts]
+    return align_captures(ends, coarse, thresholds)
 
 
 def with_common_numbers(measured: Sequence[RankMeasures], together: Together) -> list[RankMeasures]:
@@ -122,7 +162,7 @@ def coarse_offset(timeline: Timeline, track: RankTrack, first: RankTrack) -> int
 def with_wall_clock_notes(
     timeline: Timeline, measured: Sequence[RankMeasures], together: Together, thresholds: Thresholds
 ) -> list[RankMeasures]:
-    """The ranks, with a note where collectives fit exactly and the wall clocks of the hosts tell another offset."""
+    """The ranks, with a note where wall clocks and collectives tell different offsets, or neither tells one."""
     result = []
     for m, fit in zip(measured, together.clocks, strict=True):
         coarse = coarse_offset(timeline, m.track, measured[0].track)
@@ -133,8 +173,16 @@ def with_wall_clock_notes(
                 "which fit at one place only: the clock is aligned by these"
             )
             m = replace(m, notes=(*m.notes, note))  # noqa: PLW2901
+        if timeline.processes[m.track.process].capture in together.ambiguous:
+            m = replace(m, notes=(*m.notes, AMBIGUOUS_CLOCK))  # noqa: PLW2901
         result.append(m)
     return result
+
+
+AMBIGUOUS_CLOCK = (
+    "its collectives fit the others' at several offsets, a period of the job apart, and the wall clocks do not tell "
+    "which is right: its clock is not aligned"
+)
 
 
 def stages(

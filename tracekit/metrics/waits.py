@@ -1,7 +1,9 @@
-"""Waiting apart from transfer, for collectives that all ranks leave together.
+"""Waiting apart from transfer, for collectives that nobody leaves before all have arrived.
 
 The last rank to arrive does not wait: its duration is the transfer, and what others run longer is their wait. No clock
-is needed. The first collective of a capture is start-up: ranks begin to capture at different times.
+is needed where all leave at one instant. Where they leave apart, and their arrivals are known on one clock, each waits
+from its own arrival to the last. The first collective of a capture is start-up: ranks begin to capture at different
+times.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from tracekit.intervals import Cover, owned, subtract, union
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.metrics.matching import Matched
 from tracekit.spool import release
 from tracekit.timeline import NONE, RankTrack
 
@@ -37,14 +39,22 @@ class RankWaits:
     """The exposed instants of start-up collectives."""
 
 
-def transfer_of(matched: Matched, found: Sequence[RankCollectives]) -> tuple[Int64, Int64]:
-    """((members, k) durations, (k,) transfers) in ns; NONE where a member lacks the operation, or is alone."""
+def split(matched: Matched, found: Sequence[RankCollectives]) -> tuple[Int64, Int64]:
+    """((members, k) waits, (k,) transfers) in ns; NONE where a member lacks the operation, or is alone."""
     durations = np.full(matched.index.shape, NONE, np.int64)
     for row, member in enumerate(matched.members):
         have = matched.index[row] != NONE
         durations[row, have] = found[member].duration[matched.index[row, have]]
-    usable = matched.complete & (len(matched.members) > 1) & (matched.op in FINISH_TOGETHER)
-    return durations, np.where(usable, durations.min(axis=0, initial=np.iinfo(np.int64).max), NONE)
+    usable = matched.complete & (len(matched.members) > 1) & matched.meets
+    if matched.by_arrival:
+        last = np.argmax(matched.arrival, axis=0)
+        columns = np.arange(matched.index.shape[1])
+        transfer = durations[last, columns]
+        waits = np.clip(matched.arrival[last, columns] - matched.arrival, 0, durations)
+    else:
+        transfer = durations.min(axis=0, initial=np.iinfo(np.int64).max)
+        waits = durations - transfer
+    return np.where(usable, waits, NONE), np.where(usable, transfer, NONE)
 
 
 def start_up(matched: Matched, found: Sequence[RankCollectives]) -> NDArray[np.bool_]:
@@ -61,12 +71,13 @@ def rank_waits(
     waits = [np.full(len(each.row), NONE, np.int64) for each in found]
     starting = [np.zeros(len(each.row), np.bool_) for each in found]
     for kind in matched:
-        durations, transfer = transfer_of(kind, found)
+        waited, transfer = split(kind, found)
         told = transfer != NONE
         begins = start_up(kind, found) & told
         for row, member in enumerate(kind.members):
             index = kind.index[row]
-            waits[member][index[told]] = durations[row, told] - transfer[told]
+            # A send to one rank and a receive from another can be one operation: it waits for both.
+            waits[member][index[told]] = np.maximum(waits[member][index[told]], waited[row, told])
             starting[member][index[begins]] = True
     result = []
     for track, each, cover, wait, begun in zip(tracks, found, covers, waits, starting, strict=True):

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.evidence import State
-from tracekit.metrics.clocks import ClockFit, fit_captures, lag_at
+from tracekit.metrics.clocks import ClockFit, fit_captures
 from tracekit.metrics.hangs.issued import Group, Issued
+from tracekit.metrics.lags import lag_at
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.readers.raw import Names
 from tracekit.timeline import Process, RankTrack, Timeline
