@@ -53,6 +53,11 @@ class Entries:
     """`State`."""
     step: Int64
     """Training step it was issued in; UNKNOWN."""
+    launch: Int64 | None = None
+    """Ordinal of the launch on this rank, which the members of one batch of sends and receives share; None: each row
+    is a launch of its own."""
+    created: Int64 | None = None
+    """When the host launched it (ns since 1970, by its own clock); UNKNOWN. None where no entry tells."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -105,6 +110,11 @@ class Communicator:
     """What the job calls it, such as ``default_pg`` or ``mesh_shard``."""
     ranks: tuple[int, ...] | None
     """Global ranks in it; None where no source tells: then the ranks with entries."""
+    is_way: bool = False
+    """It is the way from a sender (the first of ``ranks``) to a receiver, who number what they launch each for
+    itself."""
+    of: int | None = None
+    """Of a way: how many ranks the process group has that it belongs to; None where no source tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +149,23 @@ class RankEvidence:
     """Path of the capture or dump."""
     entries: Entries
     wrapped: bool
-    """Early collectives may be lost: the ring buffer wrapped, or the capture began later."""
+    """Collectives may be lost: the ring buffer wrapped, finished ones are not listed, or the capture began later."""
     end_ns: int | None
     """When its capture or dump ended, on one clock for all ranks (ns); None where it cannot be told."""
     activity: Activity
     status: Status = NO_STATUS
     process: ProcessFacts = NO_FACTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """An entry that is not finished, and that cannot be put beside those of the other ranks."""
+
+    rank: int
+    communicator: str
+    seq: int | None
+    op: str | None
+    state: State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,6 +175,7 @@ class Evidence:
     ranks: tuple[RankEvidence, ...]
     """Sorted by rank."""
     communicators: tuple[Communicator, ...]
+    """Ways come last."""
     names: Sequence[str]
     world_size: int | None
     """Number of ranks of the job, where a source tells."""
@@ -163,3 +185,6 @@ class Evidence:
     """What the readers had to pass over, in words."""
     lacking: tuple[str, ...] = ()
     """What would have told more, in words."""
+    only_unfinished: bool = False
+    """The sources list no finished collectives: what a rank does not list, it has finished or never launched."""
+    unread: tuple[Unread, ...] = ()

@@ -15,9 +15,9 @@ from tracekit.config import DEFAULT
 from tracekit.errors import CaptureError
 from tracekit.evidence import State
 from tracekit.metrics.hangs import diagnose
+from tracekit.readers.collective_ops import op_of
 from tracekit.readers.dump_files import dumps_in, load_dump
 from tracekit.readers.dumps import read_dumps
-from tracekit.readers.flight_recorder import op_of
 
 REAL = Path(__file__).parent / "flight_recorder"
 WORLD = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}

@@ -5,14 +5,26 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from tracekit.errors import CaptureError
-from tracekit.evidence import UNKNOWN, Activity, Communicator, Entries, Evidence, RankEvidence
-from tracekit.readers.flight_recorder import Dump, Group, read_dump, unknown_rank
+from tracekit.evidence import (
+    NO_STATUS,
+    UNKNOWN,
+    Activity,
+    Communicator,
+    Entries,
+    Evidence,
+    RankEvidence,
+    State,
+    Status,
+    Unread,
+)
+from tracekit.readers.dump_groups import Group
+from tracekit.readers.flight_recorder import Dump, is_unfinished, read_dump, unknown_rank
 from tracekit.workers import POSSIBLE, WorkerEndedError, cores, run
 
 PARALLEL_FROM = 32 << 20
@@ -31,18 +43,28 @@ def read_dumps(paths: Sequence[Path], progress: Progress | None = None) -> Evide
     """
     dumps = _read_all(paths, progress or (lambda done, expected: None))
     _check_ranks(dumps)
-    job = Job()
-    ranks = [job.add(dump) for dump in sorted(dumps, key=lambda dump: dump.rank or 0)]
+    dumps.sort(key=lambda dump: dump.rank or 0)
+    job = Job(counts=not any(dump.counts_operations for dump in dumps), mixed=_mixed(dumps))
+    ranks = [job.add(dump) for dump in dumps]
+    order, place = _ways_last(job.groups)
     return Evidence(
-        ranks=tuple(ranks),
+        ranks=tuple(_renumbered(rank, place) for rank in ranks),
         communicators=tuple(
-            Communicator(name=group.name, description=group.description or None, ranks=group.ranks)
-            for group in job.groups
+            Communicator(
+                name=group.name,
+                description=group.description or None,
+                ranks=group.ranks,
+                is_way=group.is_way,
+                of=group.of,
+            )
+            for group in order
         ),
         names=tuple(job.names),
         world_size=len(job.world) if job.world else None,
         interrupted=None,
-        notes=_notes(dumps),
+        notes=_notes(dumps, job.guessed),
+        only_unfinished=_only_unfinished(dumps),
+        unread=tuple(unread for dump in dumps for unread in _unread(dump)),
     )
 
 
@@ -50,12 +72,18 @@ def read_dumps(paths: Sequence[Path], progress: Progress | None = None) -> Evide
 class Job:
     """What the dumps have in common: process groups and names, numbered once."""
 
+    counts: bool
+    """The processes' own counts are of collectives."""
+    mixed: frozenset[tuple[str, tuple[int, ...] | None]]
+    """(name, ranks) of groups with sends and receives, which those counts mix with collectives."""
+    guessed: int = 0
+    """Ranks with a count of a group that only the order of creation maps."""
     groups: list[Group] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     world: tuple[int, ...] | None = None
     _world_path: str = ""
     _members: frozenset[int] = frozenset()
-    _group_of: dict[tuple[str, str | None, tuple[int, ...] | None], int] = field(default_factory=dict)
+    _group_of: dict[tuple[object, ...], int] = field(default_factory=dict)
     _claims: dict[tuple[str, int], tuple[tuple[int, ...], str]] = field(default_factory=dict)
     _name_of: dict[str, int] = field(default_factory=dict)
 
@@ -88,14 +116,34 @@ class Job:
                 dtype=names[columns["dtype"]],
                 state=columns["state"].astype(np.int8),
                 step=np.full(len(columns["seq"]), UNKNOWN, np.int64),
+                launch=columns["launch"],
+                created=columns["created"],
             ),
-            wrapped=dump.wrapped,
+            wrapped=dump.wrapped or dump.has_gaps,
             end_ns=None,
             activity=Activity(last_collective=dump.last_collective, frames=dump.frames),
+            status=self._status(dump, communicators),
+            process=dump.process,
+        )
+
+    def _status(self, dump: Dump, communicators: np.typing.NDArray[np.int32]) -> Status:
+        counts = [
+            (index, count)
+            for index, count in dump.counts
+            if self.counts and (dump.groups[index].name, dump.groups[index].ranks) not in self.mixed
+        ]
+        if not counts:
+            return NO_STATUS
+        self.guessed += any(not count.mapped for _, count in counts)
+        return Status(
+            communicator=communicators[[index for index, _ in counts]],
+            launched=np.array([count.launched for _, count in counts], np.int64),
+            started=np.array([count.started for _, count in counts], np.int64),
+            completed=np.array([count.completed for _, count in counts], np.int64),
         )
 
     def _group(self, group: Group, path: str) -> int:
-        key = group.name, group.description, group.ranks
+        key = group.name, group.description, group.ranks, group.is_way
         if key not in self._group_of:
             # Groups of the same name are told apart by their ranks; sharing a rank, they contradict one another.
             for rank in group.ranks or ():
@@ -156,14 +204,77 @@ def _check_ranks(dumps: Sequence[Dump]) -> None:
         of_rank[dump.rank] = dump.path
 
 
-def _notes(dumps: Sequence[Dump]) -> tuple[str, ...]:
+def _ways_last(groups: Sequence[Group]) -> tuple[list[Group], np.typing.NDArray[np.int32]]:
+    """(process groups before the ways in them, the new place of each)."""
+    order = sorted(range(len(groups)), key=lambda index: groups[index].is_way)
+    place = np.empty(len(groups), np.int32)
+    place[order] = np.arange(len(groups), dtype=np.int32)
+    return [groups[index] for index in order], place
+
+
+def _renumbered(rank: RankEvidence, place: np.typing.NDArray[np.int32]) -> RankEvidence:
+    return replace(
+        rank,
+        entries=replace(rank.entries, communicator=place[rank.entries.communicator]),
+        status=replace(rank.status, communicator=place[rank.status.communicator]),
+    )
+
+
+def _mixed(dumps: Sequence[Dump]) -> frozenset[tuple[str, tuple[int, ...] | None]]:
+    """(name, ranks) of the groups in which any rank sends or receives."""
+    return frozenset(
+        (group.name, group.ranks)
+        for dump in dumps
+        for group in dump.groups
+        if not group.is_way and group.name in dump.mixed
+    )
+
+
+def _only_unfinished(dumps: Sequence[Dump]) -> bool:
+    """Whether the job left finished collectives out of its dumps.
+
+    None has a finished one, though the entries are not the job's first; and there are gaps between them, or not as many
+    in each as a ring buffer that is full holds.
+    """
+    if not all(map(is_unfinished, dumps)) or not any(dump.wrapped or dump.has_gaps for dump in dumps):
+        return False
+    if not all(map(_begins_where_finished, dumps)):
+        return False
+    return any(dump.has_gaps for dump in dumps) or len({len(dump.columns["seq"]) for dump in dumps}) > 1
+
+
+def _begins_where_finished(dump: Dump) -> bool:
+    """Whether the entries of each group begin right after what its process counts as completed."""
+    communicator, seq = dump.columns["communicator"], dump.columns["seq"]
+    for index, count in dump.counts:
+        here = seq[communicator == index]
+        if len(here) and count.completed != UNKNOWN and here[0] > count.completed + 1:
+            return False
+    return True
+
+
+def _unread(dump: Dump) -> list[Unread]:
+    return [
+        Unread(rank=dump.rank or 0, communicator=group, seq=None if seq == UNKNOWN else seq, op=op, state=State(state))
+        for group, seq, op, state in dump.unread
+    ]
+
+
+def _notes(dumps: Sequence[Dump], guessed: int) -> tuple[str, ...]:
     notes = []
     if passed := sum(dump.passed_over for dump in dumps):
-        notes.append(f"{passed:,} entries of the dumps were passed over: incomplete, or sends whose ordinal is lost")
+        notes.append(f"{passed:,} entries of the dumps were passed over: incomplete, or without a peer")
+    if guessed:
+        noun = "rank" if guessed == 1 else "ranks"
+        notes.append(
+            f"what {guessed:,} {noun} count for groups without entries is mapped by the order in which they were made"
+        )
     versions = Counter(dump.version for dump in dumps if dump.version)
     if len(versions) > 1:
         notes.append(f"the dumps are of different versions: {', '.join(sorted(versions))}")
-    if wrapped := sum(dump.wrapped for dump in dumps):
+    if _only_unfinished(dumps):
+        notes.append("the dumps list unfinished collectives alone (TORCH_INCLUDE_ONLY_ACTIVE)")
+    elif wrapped := sum(dump.wrapped for dump in dumps):
         noun = "rank" if wrapped == 1 else "ranks"
         notes.append(f"the ring buffer of {wrapped:,} {noun} has lost its early entries (TORCH_FR_BUFFER_SIZE)")
     return tuple(notes)

@@ -1,18 +1,16 @@
 """Why a job stands still: from what each rank issued to where they part, and who is behind.
 
-In each communicator the ranks are aligned from the highest of their first seqs, for early ones may be lost. The first
-seq that a member never launched, the collectives that were called differently, and the graph of who waits for whom give
-candidates; the cause is the one that the most ranks wait for, directly or by way of others.
+Numbers only grow: in each communicator, the last one that a rank launched says that it launched all before. A rank that
+waits in a later one waits for those whose last is lower; these are inside other collectives, or inside none. The ends
+of that wait graph are the causes: ranks that do not come and are inside nothing, collectives that were called
+differently, ranks that wait for one another, and collectives that all have begun and that do not end.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tracekit.config import Thresholds
 from tracekit.evidence import Evidence
-from tracekit.metrics.hangs.around import around
-from tracekit.metrics.hangs.causes import find_cause
+from tracekit.metrics.hangs.causes import find_causes
 from tracekit.metrics.hangs.examine import examine
 from tracekit.metrics.hangs.verdict import conclude
 from tracekit.results import Hang
@@ -27,5 +25,4 @@ def diagnose(evidence: Evidence, thresholds: Thresholds) -> Hang:
     evidence does not tell.
     """
     examined = examine(evidence, thresholds)
-    hang = conclude(examined, find_cause(examined))
-    return replace(hang, around=around(examined, hang))
+    return conclude(examined, find_causes(examined))

@@ -1,30 +1,31 @@
-"""The cause among what keeps ranks waiting: the root of the wait-for graph that most of them wait for."""
+"""The causes among what keeps ranks waiting: the ends of the wait graph, that nothing further explains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from tracekit.evidence import State
+from tracekit.evidence import UNKNOWN, State
 from tracekit.metrics.hangs.examine import Examined
-from tracekit.metrics.hangs.graph import Node, cyclic_core, shortest_cycle, waiting_for
+from tracekit.metrics.hangs.graph import Node, before, components, upstream
+from tracekit.metrics.hangs.table import NEVER
 
 
 class Kind(IntEnum):
-    """What a root is; of two that as many ranks wait for, the earlier kind is the cause."""
+    """What a cause is; of two that as many ranks wait for, the earlier kind comes first."""
 
     MISMATCH = 0
-    CYCLE = 1
-    ABSENT = 2
+    ABSENT = 1
+    CYCLE = 2
     STATE = 3
     ARRIVED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cause:
-    """A root of the wait-for graph."""
+    """One cause."""
 
     kind: Kind
     group: int
@@ -33,57 +34,102 @@ class Cause:
     node: Node | None = None
     """None for a mismatch that nobody waits in."""
     cycle: tuple[int, ...] = ()
-    """Groups of the cycle, for one."""
-    apart: tuple[Node, ...] = ()
-    """Collectives that other ranks never launched, which has nothing to do with this; most waiting first."""
+    """Labels of the nodes that wait for one another, for a cycle."""
 
 
-def find_cause(examined: Examined) -> Cause | None:
-    """The root that most ranks wait for; where nobody waits, the first mismatch; None without either."""
-    parted: dict[int, int] = {}
+def find_causes(examined: Examined) -> list[Cause]:
+    """The causes that have nothing to do with one another, the one that most ranks wait for first.
+
+    A difference in what was called, ranks that are inside nothing and do not come, and ranks that wait for one another
+    explain. A collective that all have begun and that does not end is a cause only where none of these is.
+    """
+    nodes = examined.graph.nodes
+    waiters = before(nodes)
+    parted = _parted(examined)
+    found = _mismatches(examined, parted, waiters)
+    absent, arrived = [], []
+    for component in components(nodes):
+        own = [nodes[label] for label in component]
+        if any(_is_parted(examined, node, parted) for node in own):
+            continue
+        absent += [node for node in own if node.free.size]
+        if any(node.free.size for node in own) or any(onward not in component for node in own for onward in node.next):
+            continue
+        if len(component) > 1 or own[0].label in own[0].next:
+            group = min(node.part.group for node in own)
+            at = next(node for node in own if node.part.group == group)
+            waiting = _waiting(examined, upstream(waiters, component))
+            found.append(Cause(kind=Kind.CYCLE, group=group, waiting=waiting, node=at, cycle=component))
+        else:
+            arrived.append(_arrived(examined, own[0], _waiting(examined, upstream(waiters, component))))
+    found += _absences(examined, absent, waiters)
+    return _ordered(examined, found) + _ordered(examined, arrived)
+
+
+def _ordered(examined: Examined, causes: list[Cause]) -> list[Cause]:
+    return sorted(causes, key=lambda cause: (-cause.waiting, cause.kind, _since(examined, cause.group), cause.group))
+
+
+def _waiting(examined: Examined, labels: set[int]) -> int:
+    rows = [examined.graph.nodes[label].waiting for label in labels]
+    return len(np.unique(np.concatenate(rows))) if rows else 0
+
+
+def _since(examined: Examined, group: int) -> int:
+    """When the first rank launched it."""
+    created = examined.table.created[examined.table.entries_of(group)]
+    known = created[created != UNKNOWN]
+    return int(known.min()) if len(known) else NEVER
+
+
+def _parted(examined: Examined) -> dict[int, int]:
+    """The first group of each communicator that its ranks called differently."""
+    first: dict[int, int] = {}
     for group in sorted(examined.mismatched, reverse=True):
-        parted[examined.communicator_of(group)] = group
-    roots = [
-        _rooted(examined, node, parted) for node in examined.nodes.values() if node.free.size or not _blocked(node)
-    ]
-    core = cyclic_core(examined.nodes)
-    if cycle := shortest_cycle(examined.nodes, core):
-        group = min(cycle)
-        waiting = waiting_for(examined.nodes, core)
-        node = examined.nodes[group]
-        roots.append(Cause(kind=Kind.CYCLE, group=group, waiting=waiting, node=node, cycle=tuple(cycle)))
-    definite = [root for root in roots if root.kind <= Kind.ABSENT]
-    if definite or roots:
-        cause = max(definite or roots, key=lambda root: (root.waiting, -root.kind, -root.group))
-        return replace(cause, apart=_apart(cause, definite))
-    if examined.mismatched:
-        return Cause(kind=Kind.MISMATCH, group=min(examined.mismatched), waiting=0)
-    return None
+        first[examined.communicator_of(group)] = group
+    return first
 
 
-def _apart(cause: Cause, roots: list[Cause]) -> tuple[Node, ...]:
-    """The other roots at which ranks are absent that the cause, or a root before, does not blame."""
-    blamed = set(cause.node.free.tolist()) if cause.node is not None else set()
+def _is_parted(examined: Examined, node: Node, parted: dict[int, int]) -> bool:
+    """Whether a communicator came apart at or before what somebody is inside: all after that is a consequence."""
+    return any(parted.get(examined.communicator_of(part.group), NEVER) <= part.group for part in node.parts)
+
+
+def _mismatches(examined: Examined, parted: dict[int, int], waiters: dict[int, list[int]]) -> list[Cause]:
+    nodes = examined.graph.nodes
     found = []
-    for root in sorted(roots, key=lambda root: (-root.waiting, root.group)):
-        if root.kind is Kind.ABSENT and root.node is not None and not blamed.issuperset(root.node.free.tolist()):
-            blamed.update(root.node.free.tolist())
-            found.append(root.node)
-    return tuple(found)
+    for communicator, group in sorted(parted.items()):
+        inside = [
+            label
+            for label, node in nodes.items()
+            if any(examined.communicator_of(part.group) == communicator and group <= part.group for part in node.parts)
+        ]
+        node = nodes[inside[0]] if inside else None
+        waiting = _waiting(examined, upstream(waiters, inside))
+        found.append(Cause(kind=Kind.MISMATCH, group=group, waiting=waiting, node=node))
+    return found
 
 
-def _blocked(node: Node) -> bool:
-    return bool(node.absent.size or node.behind.size)
+def _absences(examined: Examined, nodes: list[Node], waiters: dict[int, list[int]]) -> list[Cause]:
+    """One cause for each set of ranks that do not come; one of a rank that another cause names is its consequence."""
+    weighed = []
+    for node in nodes:
+        waiting = _waiting(examined, upstream(waiters, [node.label]))
+        blocked = len(node.part.absent) - len(node.part.free)
+        since = _since(examined, node.part.group)
+        weighed.append(((blocked > 0, -waiting, -len(node.waiting), since, node.label), waiting, node))
+    named: set[int] = set()
+    found = []
+    for _, waiting, node in sorted(weighed, key=lambda each: each[0]):
+        rows = set(node.part.free.tolist())
+        if not named.issuperset(rows):
+            named.update(rows)
+            found.append(Cause(kind=Kind.ABSENT, group=node.part.group, waiting=waiting, node=node))
+    return found
 
 
-def _rooted(examined: Examined, node: Node, parted: dict[int, int]) -> Cause:
-    """What a node that waits for no other is; ``parted``: the first mismatch of each communicator."""
-    waiting = waiting_for(examined.nodes, {node.group})
-    first = parted.get(examined.communicator_of(node.group))
-    if first is not None and first <= node.group:  # all that comes after is a consequence
-        return Cause(kind=Kind.MISMATCH, group=first, waiting=waiting, node=node)
-    if node.absent.size:
-        return Cause(kind=Kind.ABSENT, group=node.group, waiting=waiting, node=node)
-    states = np.unique(examined.table.state[examined.table.entries_of(node.group)])
+def _arrived(examined: Examined, node: Node, waiting: int) -> Cause:
+    group = node.part.group
+    states = np.unique(examined.table.state[examined.table.entries_of(group)])
     kind = Kind.STATE if len(states[states != State.UNKNOWN]) > 1 else Kind.ARRIVED
-    return Cause(kind=kind, group=node.group, waiting=waiting, node=node)
+    return Cause(kind=kind, group=group, waiting=waiting, node=node)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.evidence import BYTE, UNKNOWN, Evidence, Int64
-from tracekit.metrics.hangs.table import Bool, Members, Table
+from tracekit.evidence import BYTE, UNKNOWN, Evidence, Int64, State
+from tracekit.metrics.hangs.members import Members
+from tracekit.metrics.hangs.table import Bool, Table
 from tracekit.results import Mismatch
 
 MISSING = np.iinfo(np.int64).max
@@ -40,19 +42,48 @@ class Groups:
         return np.asarray((high != UNKNOWN) & (self.low(column) != high))
 
 
-def find_mismatches(
-    evidence: Evidence, table: Table, members: Sequence[Members], most: int
-) -> tuple[tuple[Mismatch, ...], dict[int, str], int]:
-    """(mismatches by communicator and seq, at most ``most`` of each communicator; verdict by group; how many more)."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flags:
+    """Which groups were called with different ops, sizes or dtypes; one of them at most."""
+
+    types: Bool
+    sizes: Bool
+    dtypes: Bool
+
+    @property
+    def any(self) -> Bool:
+        """Whether a group was called differently at all."""
+        return np.asarray(self.types | self.sizes | self.dtypes)
+
+    def verdict(self, group: int) -> str:
+        """Of a group that was."""
+        return TYPE if self.types[group] else SIZE if self.sizes[group] else DTYPE
+
+
+def flags_of(evidence: Evidence, table: Table, sizes: Int64) -> Flags:
+    """``sizes``: how many ranks each communicator has, 0 where that is not known. A different op explains different
+    sizes, and these a different dtype."""
     if not len(table):
-        return (), {}, 0
+        none = np.zeros(0, np.bool_)
+        return Flags(types=none, sizes=none, dtypes=none)
     groups = Groups(table)
-    op = table.op.astype(np.int64)
-    types = groups.differs(op)
-    sizes = ~types & _sizes_differ(evidence, table, groups, members)
-    dtypes = ~types & ~sizes & groups.differs(table.dtype.astype(np.int64))
-    flagged = np.flatnonzero(types | sizes | dtypes)
-    verdicts = {int(g): TYPE if types[g] else SIZE if sizes[g] else DTYPE for g in flagged}
+    types = groups.differs(table.op.astype(np.int64))
+    differ = ~types & _sizes_differ(evidence, table, groups, sizes)
+    return Flags(types=types, sizes=differ, dtypes=~types & ~differ & groups.differs(table.dtype.astype(np.int64)))
+
+
+def unfinished_mismatches(table: Table, flags: Flags) -> dict[int, str]:
+    """Verdict by group. What has completed on all ranks was no mismatch."""
+    if not len(table):
+        return {}
+    open_ = np.add.reduceat((table.state != State.COMPLETED).astype(np.int64), table.start[:-1]) > 0
+    return {int(group): flags.verdict(int(group)) for group in np.flatnonzero(flags.any & open_)}
+
+
+def told_mismatches(
+    evidence: Evidence, table: Table, members: Sequence[Members], verdicts: dict[int, str], most: int
+) -> tuple[tuple[Mismatch, ...], int]:
+    """(mismatches by communicator and seq, at most ``most`` of each communicator; how many more)."""
     of_each: dict[int, int] = {}
     told = []
     for group, verdict in verdicts.items():
@@ -60,42 +91,47 @@ def find_mismatches(
         of_each[communicator] = of_each.get(communicator, 0) + 1
         if of_each[communicator] <= most:
             told.append(describe(evidence, table, members, group, verdict))
-    return tuple(told), verdicts, len(verdicts) - len(told)
+    return tuple(told), len(verdicts) - len(told)
 
 
-def _sizes_differ(evidence: Evidence, table: Table, groups: Groups, members: Sequence[Members]) -> Bool:
+def _sizes_differ(evidence: Evidence, table: Table, groups: Groups, sizes: Int64) -> Bool:
     """Whether each group's sizes cannot belong together.
 
     All-reduce, broadcast: all equal, in and out. Reduce, gather: inputs equal. Scatter: outputs equal. All-to-all: sums
     equal. All-gather: outputs equal, and the sum of the inputs (so that uneven ones pass); reduce-scatter the reverse.
+    Sizes on which all agree and which cannot be are none where the same op got through with such sizes before.
     """
     code = groups.high(table.op.astype(np.int64))
     first = table.communicator[groups.first]
-    size = np.array([m.size or 0 for m in members], np.int64)[first]
+    size = sizes[first]
     inputs, outputs = table.elements_in, table.elements_out
     differ_in, differ_out = groups.differs(inputs), groups.differs(outputs)
     least_in, least_out = groups.low(inputs), groups.low(outputs)
     sum_in, sum_out = groups.total(inputs), groups.total(outputs)
     full = (groups.count == size) & (size > 0)
+    done = np.minimum.reduceat(table.state, groups.first) == State.COMPLETED
 
     def is_op(*wanted: str) -> Bool:
         of = np.array([name in wanted for name in evidence.names] + [False])
         return np.asarray(of[code])
 
     both = (least_in != MISSING) & (least_out != MISSING)
-    bad = is_op("all_reduce", "broadcast") & (differ_in | differ_out | (both & (least_in != least_out)))
-    bad |= is_op("reduce", "gather", "send_recv") & differ_in
-    bad |= is_op("scatter") & differ_out
-    bad |= is_op("all_to_all") & full & (sum_in != UNKNOWN) & (sum_out != UNKNOWN) & (sum_in != sum_out)
+    differ = is_op("all_reduce", "broadcast") & (differ_in | differ_out)
+    differ |= is_op("reduce", "gather", "send_recv") & differ_in
+    differ |= is_op("scatter") & differ_out
+    wrong = is_op("all_reduce", "broadcast") & both & (least_in != least_out)
+    wrong |= is_op("all_to_all") & full & (sum_in != UNKNOWN) & (sum_out != UNKNOWN) & (sum_in != sum_out)
     for op, parts, whole, part_differs, whole_differs, sum_parts in (
         ("all_gather", least_in, least_out, differ_in, differ_out, sum_in),
         ("reduce_scatter", least_out, least_in, differ_out, differ_in, sum_out),
     ):
         adds_up = full & (whole != MISSING) & (sum_parts == whole)
         even = ~part_differs & both & (size > 0)
-        wrong = even & (np.where(even, parts, 0) * size != np.where(even, whole, 0))
-        bad |= is_op(op) & (whole_differs | (part_differs & ~adds_up) | wrong)
-    return np.asarray(bad)
+        differ |= is_op(op) & (whole_differs | (part_differs & ~adds_up))
+        wrong |= is_op(op) & even & (np.where(even, parts, 0) * size != np.where(even, whole, 0))
+    ops = len(evidence.names) + 1
+    kind = first.astype(np.int64) * ops + code
+    return np.asarray(differ | (wrong & ~np.isin(kind, kind[wrong & done])))
 
 
 def describe(evidence: Evidence, table: Table, members: Sequence[Members], group: int, verdict: str) -> Mismatch:
@@ -104,7 +140,7 @@ def describe(evidence: Evidence, table: Table, members: Sequence[Members], group
     communicator = int(table.communicator[at.start])
     ways: dict[tuple[int, ...], list[int]] = {}
     for entry in range(at.start, at.stop):
-        ways.setdefault(_key(table, entry, verdict), []).append(entry)
+        ways.setdefault(key_of(table, entry, verdict), []).append(entry)
     calls = [
         (sorted(evidence.ranks[int(table.row[e])].rank for e in entries), _words(evidence, table, entries, verdict))
         for entries in ways.values()
@@ -143,7 +179,7 @@ def _majority_op(table: Table, at: slice) -> int:
     return int(codes[counts.argmax()])
 
 
-def _key(table: Table, entry: int, verdict: str) -> tuple[int, ...]:
+def key_of(table: Table, entry: int, verdict: str) -> tuple[int, ...]:
     """What an entry is compared in."""
     if verdict == TYPE:
         return (int(table.op[entry]),)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tracekit.evidence import UNKNOWN, Int32, RankEvidence, State
+from tracekit.evidence import UNKNOWN, Int32, State
+from tracekit.metrics.hangs.around import around
 from tracekit.metrics.hangs.causes import Cause, Kind
 from tracekit.metrics.hangs.compare import culprits_of, describe
+from tracekit.metrics.hangs.cycles import edges_of, odd_ones
 from tracekit.metrics.hangs.examine import Examined
-from tracekit.metrics.hangs.graph import Node, edges_of
+from tracekit.metrics.hangs.graph import Node
+from tracekit.metrics.hangs.peers import decided_by_peers
+from tracekit.metrics.hangs.sides import (
+    activities,
+    launched,
+    module_of,
+    op_of,
+    process_group,
+    process_groups,
+    sides,
+    step_of,
+)
 from tracekit.metrics.hangs.still import Still, stands_still
-from tracekit.metrics.hangs.table import is_silent
-from tracekit.results import Hang, LastActivity, ProcessGroup, Waiting
+from tracekit.metrics.hangs.waits import waits_of
+from tracekit.metrics.hangs.words import lacking_ranks, listed, newer, ranks_in_words, silent
+from tracekit.results import Hang, Unfinished, Waiting
 
-MOST_APART = 5
+MOST_FINDINGS = 16
+MOST_UNFINISHED = 100
 NO_RANKS: tuple[int, ...] = ()
 
 
@@ -31,27 +46,50 @@ class Draft:
     cycle: tuple[Waiting, ...] = ()
     lacking: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unfinished: tuple[Unfinished, ...] = ()
 
 
-def conclude(examined: Examined, cause: Cause | None) -> Hang:
-    """The verdict on a cause, or on there being none."""
+def conclude(examined: Examined, causes: Sequence[Cause]) -> Hang:
+    """The verdict on a job's causes, or on there being none: the first hang, with the others beside it."""
+    evidence = examined.evidence
+    found = [_concluded(examined, cause) for cause in causes[:MOST_FINDINGS]] or [_concluded(examined, None)]
+    first = next((hang for hang in found if hang.is_hang), found[0])
+    others = tuple(hang for hang in found if hang is not first and hang.is_hang) if first.is_hang else ()
+    waits, left_out = waits_of(examined, [cause.node.label for cause in causes if cause.node is not None])
+    notes = [*evidence.notes, *first.notes]
+    if examined.untold_mismatches:
+        notes.append(f"{examined.untold_mismatches:,} further mismatched collectives are not listed")
+    if first.is_hang:
+        notes += _late(examined)
+    return replace(
+        first,
+        notes=tuple(notes),
+        others=others,
+        last_activity=activities(examined),
+        waits=waits,
+        waits_left_out=left_out,
+    )
+
+
+def _concluded(examined: Examined, cause: Cause | None) -> Hang:
     evidence = examined.evidence
     if cause is not None and evidence.interrupted is False:  # what differs did not keep the job from going on
         draft = _moving(Still.NO, cause.group)
     else:
         draft = _without_cause(examined) if cause is None else _on_cause(examined, cause)
-    if examined.untold_mismatches:
-        draft.notes.append(f"{examined.untold_mismatches:,} further mismatched collectives are not listed")
-    communicator = None if draft.group is None else evidence.communicators[examined.communicator_of(draft.group)]
-    waiting, ahead, behind = _sides(examined, draft)
-    if cause is not None and draft.verdict not in ("not_a_hang", "undecided"):
-        draft.notes += _further(examined, cause, waiting)
-    return Hang(
+    group = draft.group
+    communicator = None if group is None else process_group(evidence, examined.communicator_of(group))
+    waiting, ahead, behind = sides(examined, group)
+    if cause is not None and draft.verdict not in ("not_a_hang", "undecided") and cause.waiting > len(waiting) > 0:
+        draft.notes.append(f"{cause.waiting:,} ranks wait for it in all, most of them by way of other collectives")
+    stuck = draft.culprits or behind or waiting
+    names = {wait.communicator for wait in draft.cycle} | {mismatch.communicator for mismatch in examined.mismatches}
+    hang = Hang(
         verdict=draft.verdict,
         communicator=communicator.name if communicator else None,
         description=communicator.description if communicator else None,
-        seq=None if draft.group is None else int(examined.table.seq[examined.table.start[draft.group]]),
-        op=None if draft.group is None else _op(examined, draft.group),
+        seq=None if group is None else examined.seq_of(group),
+        op=None if group is None else op_of(examined, group),
         missing_ranks=draft.missing,
         waiting_ranks=waiting,
         ahead_ranks=ahead,
@@ -59,43 +97,60 @@ def conclude(examined: Examined, cause: Cause | None) -> Hang:
         culprits=draft.culprits,
         cycle=draft.cycle,
         mismatches=examined.mismatches,
-        last_activity=_activities(examined),
-        step=_step(examined, draft.culprits or behind or waiting),
-        module=_module(examined, draft.culprits or behind or waiting),
+        last_activity=(),
+        step=step_of(examined, stuck),
+        module=module_of(examined, stuck),
         lacking=tuple(draft.lacking),
-        notes=(*evidence.notes, *draft.notes),
-        group=_group(examined, draft.group) if draft.group is not None else None,
-        groups=_groups(examined, draft),
+        notes=tuple(draft.notes),
+        group=communicator,
+        groups=process_groups(evidence, names | ({communicator.name} if communicator else set())),
+        launched=launched(examined, group),
+        unfinished=draft.unfinished,
     )
+    return replace(hang, around=around(examined, hang))
 
 
-def _group(examined: Examined, group: int) -> ProcessGroup:
-    communicator = examined.evidence.communicators[examined.communicator_of(group)]
-    return ProcessGroup(name=communicator.name, description=communicator.description, ranks=communicator.ranks)
-
-
-def _groups(examined: Examined, draft: Draft) -> tuple[ProcessGroup, ...]:
-    """All communicators that the verdict names."""
-    names = {wait.communicator for wait in draft.cycle} | {mismatch.communicator for mismatch in examined.mismatches}
-    if draft.group is not None:
-        names.add(_group(examined, draft.group).name)
-    known = (c for c in examined.evidence.communicators if c.name in names)
-    found = {ProcessGroup(name=c.name, description=c.description, ranks=c.ranks) for c in known}
-    return tuple(sorted(found, key=lambda group: (group.name, group.ranks or ())))
+def _late(examined: Examined) -> list[str]:
+    """Who lists as unfinished what is over."""
+    if not examined.late:
+        return []
+    rows = np.array(sorted(examined.late), np.int32)
+    verb = "lists" if len(rows) == 1 else "list"
+    count = sum(examined.late.values())
+    what = "a collective" if count == 1 else f"{count:,} collectives"
+    return [
+        f"{ranks_in_words(examined, rows)} {verb} {what} as unfinished that the others finished together with them: the"
+        " GPU failed there, or the thread that watches it stands still (dmesg tells Xid errors)"
+    ]
 
 
 def _without_cause(examined: Examined) -> Draft:
     """Nobody waits and nothing differs."""
     evidence = examined.evidence
+    if evidence.unread:
+        unfinished = tuple(
+            Unfinished(
+                rank=entry.rank,
+                communicator=entry.communicator,
+                seq=entry.seq,
+                op=entry.op,
+                state=None if entry.state is State.UNKNOWN else entry.state.name.lower(),
+                why="it does not tell which entries of the other ranks belong to it",
+            )
+            for entry in evidence.unread[:MOST_UNFINISHED]
+        )
+        ranks = sorted({entry.rank for entry in evidence.unread})
+        lacking = f"what the unfinished entries of {listed(ranks)} belong to: they could not be read whole"
+        return Draft(verdict="undecided", lacking=[lacking], unfinished=unfinished)
     if not len(examined.table):
-        lacking = [*_silent(examined), *(evidence.lacking or ("collectives: none is in any capture or dump",))]
-        return Draft(verdict="undecided", lacking=lacking)
+        lacking_all = [*silent(examined), *(evidence.lacking or ("collectives: none is in any capture or dump",))]
+        return Draft(verdict="undecided", lacking=lacking_all)
     unknown = bool((examined.table.state == State.UNKNOWN).any())
     if unknown and evidence.interrupted is not False:
-        lacking = ["how far the last collectives got: the captures or dumps do not tell their states"]
-        return Draft(verdict="undecided", lacking=[*_silent(examined), *lacking])
-    if evidence.interrupted and (silent := _silent(examined)):
-        return Draft(verdict="undecided", lacking=silent)
+        states = ["how far the last collectives got: the captures or dumps do not tell their states"]
+        return Draft(verdict="undecided", lacking=[*silent(examined), *states])
+    if evidence.interrupted and (told := silent(examined)):
+        return Draft(verdict="undecided", lacking=told)
     return Draft(verdict="not_a_hang", notes=["all collectives were launched by all ranks and completed"])
 
 
@@ -104,7 +159,7 @@ def _on_cause(examined: Examined, cause: Cause) -> Draft:
         return _steps_apart(examined, cause.group, itself=False) or _mismatched(examined, cause.group)
     node = cause.node
     assert node is not None  # of all other kinds it is there
-    still = stands_still(examined, node.waiting, node.free)
+    still = stands_still(examined, node.waiting, node.part.free)
     if still is not Still.YES:
         return _moving(still, cause.group)
     if draft := _steps_apart(examined, cause.group):
@@ -115,35 +170,12 @@ def _on_cause(examined: Examined, cause: Cause) -> Draft:
 
 
 def _absent(examined: Examined, group: int, node: Node) -> Draft:
+    free = node.part.free
     old = np.isin(node.waiting, examined.stale)
-    if np.isin(node.free, examined.stale).any() or (old.size and old.all()):
-        return Draft(verdict="undecided", group=group, lacking=[_newer(examined)])
-    verdict = "host_blocked" if _all_blocked(examined, node.free) else "missing_rank"
-    culprits, missing = examined.ranks(node.free), examined.ranks(node.absent)
-    return Draft(verdict=verdict, group=group, culprits=culprits, missing=missing)
-
-
-def _newer(examined: Examined) -> str:
-    ranks = examined.ranks(examined.stale)
-    which = f"{'a dump' if len(ranks) == 1 else 'dumps'} of {_listed(ranks)}"
-    why = "those have completed what is not begun there, so it is older, or of another job"
-    return f"{which} of the same moment as the others: {why}"
-
-
-def _further(examined: Examined, cause: Cause, waiting: Sequence[int]) -> list[str]:
-    """Who else waits for the cause, and what else keeps ranks waiting."""
-    notes = []
-    if cause.waiting > len(waiting) > 0:
-        notes.append(f"{cause.waiting:,} ranks wait for it in all, most of them by way of other collectives")
-    for node in cause.apart[:MOST_APART]:
-        communicator = examined.evidence.communicators[examined.communicator_of(node.group)].name
-        seq = int(examined.table.seq[examined.table.start[node.group]])
-        op = _op(examined, node.group) or "collective"
-        who = _ranks_in_words(examined, node.free)
-        notes.append(f"apart from that, {len(node.waiting):,} wait for {who} in {op} {seq} of {communicator}")
-    if len(cause.apart) > MOST_APART:
-        notes.append(f"{len(cause.apart) - MOST_APART:,} further collectives lack other ranks")
-    return notes
+    if np.isin(free, examined.stale).any() or (old.size and old.all()):
+        return Draft(verdict="undecided", group=group, lacking=[newer(examined)])
+    verdict = "host_blocked" if _all_blocked(examined, free) else "missing_rank"
+    return Draft(verdict=verdict, group=group, culprits=examined.ranks(free), missing=examined.ranks(free))
 
 
 def _steps_apart(examined: Examined, latest: int, *, itself: bool = True) -> Draft | None:
@@ -156,14 +188,15 @@ def _steps_apart(examined: Examined, latest: int, *, itself: bool = True) -> Dra
     steps, counts = np.unique(table.step[at], return_counts=True)
     majority = steps[counts.argmax()] if 2 * counts.max() > counts.sum() else None
     culprits = examined.ranks(table.row[at][table.step[at] != majority]) if majority is not None else NO_RANKS
-    sides = [f"{_ranks_in_words(examined, table.row[at][table.step[at] == s])} in step {s}" for s in steps.tolist()]
-    note = "from here on ranks call the same collective in different steps: " + ", ".join(sides[:8])
+    told = [f"{ranks_in_words(examined, table.row[at][table.step[at] == s])} in step {s}" for s in steps.tolist()]
+    note = "from here on ranks call the same collective in different steps: " + ", ".join(told[:8])
     return Draft(verdict="step_desync", group=group, culprits=culprits, notes=[note])
 
 
 def _mismatched(examined: Examined, group: int) -> Draft:
     mismatch = describe(examined.evidence, examined.table, examined.members, group, examined.mismatched[group])
-    return Draft(verdict=mismatch.verdict, group=group, culprits=culprits_of(mismatch))
+    culprits = culprits_of(mismatch) or decided_by_peers(examined, group, mismatch)
+    return Draft(verdict=mismatch.verdict, group=group, culprits=culprits)
 
 
 def _moving(still: Still, group: int) -> Draft:
@@ -176,51 +209,68 @@ def _moving(still: Still, group: int) -> Draft:
 
 
 def _inverted(examined: Examined, cause: Cause) -> Draft:
-    evidence, table = examined.evidence, examined.table
-    waits = []
-    for row, group, blocker in edges_of(examined.nodes, examined.front, cause.cycle):
-        waits.append(
-            Waiting(
-                rank=evidence.ranks[row].rank,
-                communicator=evidence.communicators[examined.communicator_of(group)].name,
-                seq=int(table.seq[table.start[group]]),
-                op=_op(examined, group),
-                waits_for=evidence.ranks[blocker].rank,
-            )
+    evidence = examined.evidence
+    edges = edges_of(examined, cause.cycle)
+    cycle = tuple(
+        Waiting(
+            rank=evidence.ranks[edge.row].rank,
+            communicator=evidence.communicators[examined.communicator_of(edge.group)].name,
+            seq=examined.seq_of(edge.group),
+            op=op_of(examined, edge.group),
+            waits_for=evidence.ranks[edge.blocker].rank,
         )
-    nodes = [examined.nodes[group] for group in cause.cycle]
-    at = examined.nodes[cause.group]
-    culprits = examined.ranks(np.unique(np.concatenate([node.waiting for node in nodes])))
-    return Draft(
-        verdict="order_inversion",
-        group=cause.group,
-        culprits=culprits,
-        missing=examined.ranks(at.absent),
-        cycle=tuple(waits),
+        for edge in edges
     )
+    group = min(edge.group for edge in edges)
+    if len(cause.cycle) == 1:  # in one batch: the message that was never sent is what the others wait for
+        group = edges[0].group
+        missing = (evidence.ranks[edges[0].blocker].rank,)
+        return Draft(verdict="order_inversion", group=group, culprits=missing, missing=missing, cycle=cycle)
+    culprits = examined.ranks(odd_ones(examined, [edge.group for edge in edges]))
+    return Draft(verdict="order_inversion", group=group, culprits=culprits, cycle=cycle)
 
 
 def _arrived(examined: Examined, cause: Cause) -> Draft:
     """All that are known have launched it, with the same arguments, and somebody is not through."""
     table = examined.table
     at = table.entries_of(cause.group)
-    unseen = examined.members[examined.communicator_of(cause.group)].unseen
-    if unseen:
-        return Draft(verdict="undecided", group=cause.group, lacking=_lacking_ranks(examined, unseen))
-    if _op(examined, cause.group) == "all_to_all":
-        lacking = ["how much each rank sends to each other: the sums of an all-to-all do not tell whether it fits"]
+    if lacking := _lacking_to_blame(examined, cause.group, at):
         return Draft(verdict="undecided", group=cause.group, lacking=lacking)
+    member = examined.members[examined.communicator_of(cause.group)]
+    inside, finished = table.row[at], np.setdiff1d(member.rows, table.row[at])
+    if finished.size:  # that they do not list it says that it is over for them
+        culprits = examined.ranks(inside) if len(inside) < len(finished) else NO_RANKS
+        return Draft(verdict="state_mismatch", group=cause.group, culprits=culprits)
     if cause.kind is Kind.ARRIVED:
-        if untold := _unknown_members(examined, cause.group):
-            return Draft(verdict="undecided", group=cause.group, lacking=[untold])
         return Draft(verdict="unfinished", group=cause.group)
     state = table.state[at]
-    late = table.row[at][state == state[state != State.UNKNOWN].min()]
-    furthest = table.row[at][state == state.max()]
+    late = inside[state == state[state != State.UNKNOWN].min()]
+    furthest = inside[state == state.max()]
     if _all_blocked(examined, late):
         return Draft(verdict="host_blocked", group=cause.group, culprits=examined.ranks(late))
     culprits = examined.ranks(late) if len(late) < len(furthest) else NO_RANKS
     return Draft(verdict="state_mismatch", group=cause.group, culprits=culprits)
+
+
+def _lacking_to_blame(examined: Examined, group: int, at: slice) -> list[str]:
+    """What is lacking before a collective can be said to have begun alike on all ranks; [] where nothing is."""
+    member = examined.members[examined.communicator_of(group)]
+    if member.unseen:
+        return lacking_ranks(examined, member.unseen)
+    if op_of(examined, group) == "all_to_all" and not _even(examined, at):
+        return ["how much each rank sends to each other: the sums of an all-to-all do not tell whether it fits"]
+    unlisted = np.setdiff1d(member.rows, examined.table.row[at])
+    if unlisted.size and not examined.evidence.only_unfinished:
+        called = f"what {ranks_in_words(examined, unlisted)} called as number {examined.seq_of(group)}"
+        return [f"{called}: the entry is lost"]
+    untold = _unknown_members(examined, group)
+    return [untold] if untold else []
+
+
+def _even(examined: Examined, at: slice) -> bool:
+    """Whether all ranks send and receive equally much."""
+    sizes = np.concatenate([examined.table.elements_in[at], examined.table.elements_out[at]])
+    return bool(sizes.min() == sizes.max() != UNKNOWN)
 
 
 def _unknown_members(examined: Examined, group: int) -> str | None:
@@ -238,111 +288,3 @@ def _all_blocked(examined: Examined, rows: Int32) -> bool:
     """Whether the host of each of some ranks is inside a CUDA call that did not return."""
     ranks = examined.evidence.ranks
     return bool(rows.size) and all(ranks[row].activity.last_call_open for row in rows.tolist())
-
-
-def _sides(examined: Examined, draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(waiting, ahead, behind) at a collective: who launched it or later ones, and who did not."""
-    if draft.group is None:
-        return NO_RANKS, NO_RANKS, NO_RANKS
-    table = examined.table
-    at = table.entries_of(draft.group)
-    waiting = table.row[at][table.state[at] != State.COMPLETED]
-    index = examined.communicator_of(draft.group)
-    seq = int(table.seq[at.start])
-    rows = examined.members[index].rows
-    reach = table.reach
-    there = reach.of(index)
-    last = np.full(len(examined.evidence.ranks), UNKNOWN, np.int64)
-    last[reach.row[there]] = reach.last[there]
-    last = last[rows]
-    behind = last < seq
-    if not behind.any():
-        behind = last < last.max()
-    ahead = rows[~behind] if behind.any() else rows[:0]
-    return examined.ranks(waiting), examined.ranks(ahead), examined.ranks(rows[behind])
-
-
-def _op(examined: Examined, group: int) -> str | None:
-    """What most ranks call here; None where they disagree evenly, or no source tells."""
-    codes, counts = np.unique(examined.table.op[examined.table.entries_of(group)], return_counts=True)
-    best = int(counts.argmax())
-    if codes[best] == UNKNOWN or 2 * counts[best] <= counts.sum():
-        return None
-    return examined.evidence.names[int(codes[best])]
-
-
-def _activities(examined: Examined) -> tuple[LastActivity, ...]:
-    evidence = examined.evidence
-    settled: dict[int, int] = {}
-    table = examined.table
-    if len(table):
-        final = np.full(len(evidence.ranks), -1, np.int64)
-        np.maximum.at(final, table.row, table.position)
-        entries = np.flatnonzero(table.position == final[table.row])
-        settled = dict(zip(table.row[entries].tolist(), entries.tolist(), strict=True))
-    found = []
-    for row, rank in enumerate(evidence.ranks):
-        entry = settled.get(row)
-        op = UNKNOWN if entry is None else int(table.op[entry])
-        state = UNKNOWN if entry is None else int(table.state[entry])
-        found.append(
-            LastActivity(
-                rank=rank.rank,
-                communicator=None if entry is None else evidence.communicators[int(table.communicator[entry])].name,
-                seq=None if entry is None else int(table.seq[entry]),
-                op=None if op == UNKNOWN else evidence.names[op],
-                state=None if state == UNKNOWN else State(state).name.lower(),
-                activity=rank.activity,
-                process=rank.process,
-            )
-        )
-    return tuple(found)
-
-
-def _step(examined: Examined, ranks: Sequence[int]) -> int | None:
-    """The step in which all of some ranks were last; None where they differ or it is unknown."""
-    wanted = set(ranks)
-    steps = {_last_step(r) for r in examined.evidence.ranks if r.rank in wanted}
-    return steps.pop() if len(steps) == 1 else None
-
-
-def _last_step(rank: RankEvidence) -> int | None:
-    if rank.activity.step is not None:
-        return rank.activity.step
-    last = int(rank.entries.step[-1]) if len(rank.entries) else UNKNOWN
-    return None if last == UNKNOWN else last
-
-
-def _module(examined: Examined, ranks: Sequence[int]) -> str | None:
-    wanted = set(ranks)
-    modules = {r.activity.module for r in examined.evidence.ranks if r.rank in wanted}
-    return modules.pop() if len(modules) == 1 else None
-
-
-def _silent(examined: Examined) -> list[str]:
-    ranks = [rank.rank for rank in examined.evidence.ranks if is_silent(rank)]
-    return _lacking_ranks(examined, ranks) if ranks else []
-
-
-def _lacking_ranks(examined: Examined, ranks: Iterable[int]) -> list[str]:
-    """What is lacking of ranks, told by whether they have an empty source or none."""
-    empty = {rank.rank for rank in examined.evidence.ranks if is_silent(rank)}
-    here = {rank.rank for rank in examined.evidence.ranks} - empty
-    told = []
-    for words, some in (
-        ("a capture or dump of", [r for r in ranks if r not in empty and r not in here]),
-        ("collectives of (the source holds none)", [r for r in ranks if r in empty]),
-        ("earlier collectives (lost from the buffer) of", [r for r in ranks if r in here]),
-    ):
-        if some:
-            told.append(f"{words} {_listed(some)}")
-    return told
-
-
-def _ranks_in_words(examined: Examined, rows: Int32) -> str:
-    return _listed(examined.ranks(rows))
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:8]))
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
