@@ -21,10 +21,11 @@ WORK = {
     "adam": "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>(T1)",
     "copy_in": "void at::native::CatArrayBatchedCopy_vectorized<unsigned int>(char *)",
 }
+COPIES = {"to_device": "memcpy HtoD", "to_host": "memcpy DtoH", "on_device": "memcpy DtoD"}
 
 
 def op(name, start, end, *, ahead=AHEAD, stream=None):
-    """One operation: a key of `KERNELS` or `WORK`, from ``start`` to ``end``, launched ``ahead`` of its start."""
+    """One operation: a key of `KERNELS`, `WORK` or `COPIES`, from start to end, launched ``ahead`` of its start."""
     return name, start, end, ahead, stream
 
 
@@ -40,6 +41,8 @@ def fill(rank, ops, ranges=(), at=10_000):
         begin, finish = round((at + start) * US), round((at + end) * US)
         if name in KERNELS:
             rank.comm(begin, finish, name=KERNELS[name], **times | {"stream": stream or STREAMS[name]})
+        elif name in COPIES:
+            rank.copy(begin, finish, name=COPIES[name], **times | {"stream": stream or 30})
         else:
             side = SIDE if name == "copy_in" else COMPUTE
             rank.kernel(begin, finish, name=WORK[name], **times | {"stream": stream or side})

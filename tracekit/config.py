@@ -144,6 +144,10 @@ class Thresholds:
     """† A stream with this share of a rank's compute is a compute stream."""
     first_gather_work_share: float = 0.01
     """† Compute of a step launched ahead of its first gather, up to this share, is preparation of the input."""
+    microbatch_ratio: float = 2.0
+    """† Forward passes of one step that differ by more are no microbatches: activations are computed again."""
+    last_reduce_share: float = 0.5
+    """† A reduction that the rest of the backward pass hides less of than this is one that ends the pass."""
     rate_limiter_ns: int = 50_000
     """† A gather launched this soon after its thread had waited for an event was held back by it."""
     queued_gathers: int = 3

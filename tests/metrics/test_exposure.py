@@ -81,6 +81,57 @@ CASES = {
         [op("gemm", 0, 900), op("ar", 850, 980), op("adam", 980, 1000)],
         {"last_reduce": 80},
     ),
+    "the last reduction, with gradients added up behind it on its own stream": (
+        [op("gemm", 0, 900), op("rs", 850, 980), op("gemm", 981, 990, stream=28), op("adam", 992, 1100)],
+        {"last_reduce": 80},
+    ),
+    "reductions that queue: only the last one has nothing to hide behind": (
+        [
+            op("gemm", 0, 100),
+            op("ar", 100, 300, ahead=480),
+            op("gemm", 100, 150, ahead=470),
+            op("ar", 300, 500, ahead=600),
+            op("gemm", 150, 200, ahead=440),
+            op("ar", 500, 700, ahead=740),
+            op("adam", 700, 800),
+        ],
+        {"bandwidth": 300, "last_reduce": 200},
+    ),
+    "gathers that were not issued ahead, beside reductions with gradients added up behind them": (
+        [
+            *BWD_FIRST,
+            *(
+                each
+                for i in range(3)
+                for each in (
+                    op("rs", 100 + 400 * i, 180 + 400 * i),
+                    op("ag", 100 + 400 * i, 200 + 400 * i, ahead=490),
+                    op("gemm", 181 + 400 * i, 190 + 400 * i, stream=28),
+                    op("gemm", 200 + 400 * i, 500 + 400 * i, ahead=580),
+                )
+            ),
+        ],
+        # Kernels behind the reductions are compute, and hide 9 us of each gather.
+        {"no_prefetch": 3 * 91},
+    ),
+    "a copy ends what a collective ended": (
+        [
+            op("gemm", 0, 200),
+            op("sr", 200, 300),
+            op("to_host", 300, 302),
+            op("gemm", 303, 500),
+            op("gemm", 500, 510, stream=33),
+        ],
+        {"serialized": 100},
+    ),
+    "a copy that runs as long as the bubble": (
+        [op("gemm", 0, 200), op("sr", 150, 400), op("to_device", 190, 300), op("gemm", 302, 500)],
+        {"behind_copy": 102},
+    ),
+    "a copy that starts in the middle of the bubble": (
+        [op("gemm", 0, 200), op("sr", 150, 400), op("to_device", 290, 300), op("gemm", 302, 500)],
+        {"unknown": 102},
+    ),
     "on the compute stream": (
         [op("gemm", 0, 500), op("ag", 500, 700, stream=7), op("gemm", 700, 1000)],
         {"on_compute_stream": 200},
@@ -165,12 +216,51 @@ def bubbles_of(timeline, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_causes(name, monkeypatch):
     ops, expected = CASES[name]
-    found = bubbles_of(one_rank(*ops), monkeypatch)
+    assert causes_of(one_rank(*ops), monkeypatch) == expected
+
+
+def causes_of(timeline, monkeypatch):
+    """Microseconds by cause of exposed communication."""
+    found = bubbles_of(timeline, monkeypatch)
     told = {}
     for lost, cause, ns in zip(found.lost.tolist(), found.cause.tolist(), found.ns.tolist(), strict=True):
         if lost == Lost.EXPOSED_COMM:
             told[EXPOSED_COMM_CAUSES[cause]] = told.get(EXPOSED_COMM_CAUSES[cause], 0) + ns / US
-    assert told == expected
+    return told
+
+
+def test_what_early_microbatches_cost_is_cut_out_of_the_last_reductions(monkeypatch):
+    """Two microbatches of 200 us, a reduction of 300 us each: deferred, the step would end 100 us earlier.
+
+    The second reduction is ready at 400 us and waits for the first until 500 us: it ends at 800 us instead of 700 us.
+    """
+    ops = [
+        op("gemm", 0, 100, ahead=900),
+        op("gemm", 100, 200, ahead=900),
+        op("rs", 200, 500, ahead=800),
+        op("gemm", 200, 300, ahead=700),
+        op("gemm", 300, 400, ahead=700),
+        op("rs", 500, 800, ahead=700),
+    ]
+    names = ("forward", "backward", "forward", "backward")
+    launched = ((-910, -850), (-810, -590), (-510, -450), (-410, -150))
+    ranges = [(name, *when) for name, when in zip(names, launched, strict=True)]
+    assert causes_of(one_rank(*ops, ranges=ranges), monkeypatch) == {"microbatch_reduce": 100, "last_reduce": 300}
+    # Gradients of the first microbatch that are not reduced cost nothing.
+    deferred = [ops[0], ops[1], ops[3], ops[4], op("rs", 400, 700, ahead=600)]
+    assert causes_of(one_rank(*deferred, ranges=ranges), monkeypatch) == {"last_reduce": 300}
+
+
+def test_layers_computed_again_in_the_backward_pass_are_no_microbatches(monkeypatch):
+    forward = [op("gemm", 100 * i, 100 * i + 100, ahead=1000) for i in range(4)]
+    backward, ranges = [], [("forward", -1010, -610)]
+    for i in range(4):
+        at = 400 + 300 * i
+        again = op("gemm", at, at + 100, ahead=1000)
+        backward += [again, op("gemm", at + 100, at + 200, ahead=1000), op("rs", at + 200, at + 300, ahead=1050)]
+        ranges += [("forward", at - 1005, at - 950), ("backward", at - 910, at - 800)]
+    told = causes_of(one_rank(*forward, *backward, ranges=ranges), monkeypatch)
+    assert "microbatch_reduce" not in told
 
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"

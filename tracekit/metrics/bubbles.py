@@ -7,7 +7,7 @@ up to the account to the nanosecond.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 import numpy as np
@@ -105,6 +105,19 @@ class Bubbles:
         wanted = [CAUSES[lost].index(cause) for cause in causes]
         result: Bool = (self.lost == lost) & np.isin(self.cause, wanted)
         return result
+
+    def cut(self, at: Int64) -> Bubbles:
+        """Cut in two at instants that lie inside; whatever ran before and after stays."""
+        row = self._around(at)
+        inside = np.unique(at[(row >= 0) & (self.start[row] < at) & (at < self.end[row])])
+        whole = np.repeat(np.arange(len(self)), 1 + np.bincount(self._around(inside), minlength=len(self)))
+        rest = {f.name: getattr(self, f.name)[whole] for f in fields(self)}
+        rest["start"] = np.sort(np.append(self.start, inside))
+        rest["end"] = np.sort(np.append(self.end, inside))
+        return Bubbles(**rest)
+
+    def _around(self, t: Int64) -> NDArray[np.intp]:
+        return np.searchsorted(self.start, t, side="right") - 1
 
     def with_causes(self, lost: Lost, cause: Int8) -> Bubbles:
         """Give the bubbles of one kind, in their order, these causes."""

@@ -6,17 +6,21 @@ there anything left to hide it behind? Definitions: docs/explanation/accounting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.intervals import intersect, measure, union
+from tracekit.intervals import Cover
 from tracekit.metrics.activity import EVENT_SYNCS
-from tracekit.metrics.bubbles import EXPOSED_COMM_CAUSES, Lost
-from tracekit.metrics.roles import NEVER, Roles, Work, roles_of, work_of
+from tracekit.metrics.backlog import late_by_microbatches
+from tracekit.metrics.bubbles import EXPOSED_COMM_CAUSES, Bubbles, Lost
+from tracekit.metrics.launch_order import NEVER
+from tracekit.metrics.roles import Roles, roles_of
+from tracekit.metrics.surroundings import Surroundings, ended_before
 from tracekit.metrics.views import RankView
+from tracekit.metrics.work import Serving, Work, work_of
 from tracekit.timeline import NONE, Kind
 
 Int8 = NDArray[np.int8]
@@ -24,8 +28,8 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-def exposure_causes(view: RankView, thresholds: Thresholds) -> Int8:
-    """The cause of each of the rank's exposed-communication bubbles, in their order.
+def with_exposure_causes(view: RankView, thresholds: Thresholds) -> Bubbles:
+    """The rank's bubbles, those of exposed communication with their causes, cut where the cause changes.
 
     ``start_up`` and ``peer_wait`` stay. For the rest the collective that compute waited for is looked at, which need
     not be the one that the instant is accounted to.
@@ -34,27 +38,57 @@ def exposure_causes(view: RankView, thresholds: Thresholds) -> Int8:
     rows = np.flatnonzero(bubbles.lost == Lost.EXPOSED_COMM)
     cause = bubbles.cause[rows]
     if len(rows) == 0:
-        return cause
-    work = work_of(view)
+        return bubbles
+    work = work_of(view, thresholds)
     roles = roles_of(view, work, thresholds)
-    around = Surroundings.of(view, work, roles, thresholds)
     start, end = bubbles.start[rows], bubbles.end[rows]
-    gap = _gaps_of_compute(view, start)
-    waited_for = _waited_for(view, start, end, bubbles.op[rows], gap, thresholds)
+    gap = _gaps_of_work(work, start)
+    serving = Serving.of(view, work)
+    # A copy or small kernel between a bubble and the work was released by what ended when it started.
+    let_go = serving.begin(gap[1], end - thresholds.clock_tolerance_ns, thresholds)
+    waited_for, not_released = _waited_for(view, start, end, bubbles.op[rows], let_go, thresholds)
+    around = Surroundings.of(view, work, serving, roles, thresholds)
     code = _code_of_operations(view, roles, around, thresholds)
-    found = np.where(waited_for != NONE, code[np.maximum(waited_for, 0)], UNKNOWN)
-    # A reduction that ends after the last backward compute has nothing left to hide behind, however it began.
     k = np.maximum(waited_for, 0)
-    last = (waited_for != NONE) & _may_be_last(code[k]) & roles.reduction[k] & ~roles.optimizer[k]
-    last &= ~roles.microbatch[k] & (start >= roles.backward_end[k] - thresholds.clock_tolerance_ns)
-    found[last & (roles.backward_end[k] != NEVER)] = code_of("last_reduce")
-    not_released = (waited_for == NONE) | (gap[1] - end > thresholds.handover_ns)
-    found[(found == UNKNOWN) & not_released & _released_by_copy(view, gap[1], end, thresholds)] = code_of("behind_copy")
-    late = (found == UNKNOWN) & not_released & _next_kernel_was_late(view, gap, end, thresholds)
+    found = np.where(waited_for != NONE, code[k], UNKNOWN)
+    last = _last_reductions(roles, around, view, thresholds) & _may_be_last(code)
+    found[(waited_for != NONE) & last[k] & (start >= roles.backward_end[k] - thresholds.clock_tolerance_ns)] = LAST
+    found[(found == UNKNOWN) & not_released & _under_copy(view, let_go, start, thresholds)] = code_of("behind_copy")
+    late = (found == UNKNOWN) & not_released & _next_kernel_was_late(view, work, gap, end, thresholds)
     found[late] = code_of("host_late")
     found[gap[1] - gap[0] < thresholds.kernel_gap_ns] = code_of("between_kernels")
     told = cause == UNKNOWN
-    return np.where(told, found, cause).astype(np.int8)
+    bubbles = bubbles.with_causes(Lost.EXPOSED_COMM, np.where(told, found, cause).astype(np.int8))
+    return _with_early_microbatches(bubbles, view, late_by_microbatches(view, roles, around, thresholds), roles)
+
+
+def _with_early_microbatches(bubbles: Bubbles, view: RankView, late: tuple[Int64, Int64], roles: Roles) -> Bubbles:
+    """Give the time by which reductions of early microbatches make the last ones late to the early ones."""
+    if len(late[0]) == 0:
+        return bubbles
+    bubbles = bubbles.cut(late[1])
+    picked = bubbles.of_cause(Lost.EXPOSED_COMM, "last_reduce", "bandwidth", "serialized", "unknown")
+    picked &= np.isin(bubbles.op, view.collectives.row[roles.reduction])
+    picked &= Cover.of(*late).within(bubbles.start, bubbles.end) == bubbles.ns
+    cause = bubbles.cause.copy()
+    cause[picked] = code_of("microbatch_reduce")
+    return replace(bubbles, cause=cause)
+
+
+def _last_reductions(roles: Roles, around: Surroundings, view: RankView, thresholds: Thresholds) -> Bool:
+    """Reductions that the rest of the backward pass cannot hide, however they are scheduled.
+
+    The gradients are ready when the backward pass ends, or so late that it lasts less than half of the reduction.
+    What was ready earlier and queued behind other reductions is none: then the transfers rule.
+    """
+    end = np.where(roles.backward_end == NEVER, 0, roles.backward_end)
+    rest = end - roles.ready
+    short = (rest < thresholds.last_reduce_share * view.collectives.duration) & (
+        around.stream_free > thresholds.handover_ns
+    )
+    told = (roles.backward_end != NEVER) & (roles.ready != NONE)
+    result: Bool = told & roles.reduction & ~roles.optimizer & ~roles.microbatch
+    return result & ((rest <= thresholds.handover_ns) | short)
 
 
 def code_of(cause: str) -> int:
@@ -63,6 +97,7 @@ def code_of(cause: str) -> int:
 
 
 UNKNOWN = code_of("unknown")
+LAST = code_of("last_reduce")
 
 
 def _may_be_last(code: Int64) -> Bool:
@@ -73,115 +108,6 @@ def _may_be_last(code: Int64) -> Bool:
     ]
     result: Bool = np.isin(code, others)
     return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Surroundings:
-    """What stood around each communication operation of a rank; columns with an entry for each."""
-
-    running: Bool
-    """Compute runs when it starts, or starts with it."""
-    after_compute: Int64
-    """ns since the last compute before it ended; 0 where compute runs."""
-    issued_after: Int64
-    """Launch of the last work that ended before it; NONE where that is not known."""
-    blocking: Bool
-    """No work starts until it ends."""
-    next_work: Int64
-    """ns from its end to the next work."""
-    stream_free: Int64
-    """ns since the operation before it on its own stream ended."""
-    behind_reduction: Bool
-    """Starts when a reduction on another stream ends, and was launched before that."""
-
-    @classmethod
-    def of(cls, view: RankView, work: Work, roles: Roles, thresholds: Thresholds) -> Surroundings:
-        """Look around."""
-        ops, row = view.ops, view.collectives.row
-        start, end, tick = ops.start[row], ops.end[row], thresholds.clock_tolerance_ns
-        following = np.searchsorted(work.start, start - tick)
-        starts = np.append(work.start, NEVER)[following]
-        inside = work.cover.within(start, start + tick) > 0
-        beginning = (starts <= start + thresholds.handover_ns) & (starts < end - tick)
-        running = (inside & (_cover_end(work, start) > start + tick)) | beginning
-        after = np.append(work.start, NEVER)[np.searchsorted(work.start, end - tick)]
-        previous = _ended_before(work.end, start + tick)
-        return cls(
-            running=running,
-            after_compute=np.where(running, 0, start - _latest(view.covers.compute.end, start + tick)),
-            issued_after=_launch_of(view, np.append(work.row, NONE)[previous]),  # -1: none
-            blocking=~running & (starts >= end - tick),
-            next_work=np.where(after == NEVER, NEVER, after - end),
-            stream_free=_since_stream_was_busy(view),
-            behind_reduction=_behind_reductions(view, roles, thresholds),
-        )
-
-
-def _cover_end(work: Work, t: Int64) -> Int64:
-    """End of the run of work around each t; t where there is none."""
-    if len(work.cover.start) == 0:
-        return t
-    at = np.maximum(np.searchsorted(work.cover.start, t, side="right") - 1, 0)
-    return np.maximum(work.cover.end[at], t)
-
-
-def _ended_before(ends: Int64, t: Int64) -> NDArray[np.intp]:
-    """Index of the latest of ``ends`` (in any order) at or before each t, or -1."""
-    order = np.argsort(ends, kind="stable")
-    at = np.searchsorted(ends[order], t, side="right") - 1
-    return np.where(at >= 0, order[np.maximum(at, 0)], -1) if len(ends) else np.full(len(t), -1)
-
-
-def _latest(sorted_ends: Int64, t: Int64) -> Int64:
-    """The latest of sorted instants at or before each t; long ago where there is none."""
-    long_ago = np.iinfo(np.int64).min // 4
-    return np.append(long_ago, sorted_ends)[np.searchsorted(sorted_ends, t, side="right")]
-
-
-def _launch_of(view: RankView, row: Int64) -> Int64:
-    """Start of the launch call of each operation; NONE where either is missing."""
-    call = np.where(row != NONE, view.ops.call[np.maximum(row, 0)], NONE)
-    if len(view.process.calls) == 0:
-        return np.full(len(row), NONE, np.int64)
-    return np.where(call != NONE, view.process.calls.start[np.maximum(call, 0)], NONE)
-
-
-def _since_stream_was_busy(view: RankView) -> Int64:
-    """ns from the end of the communication before on its stream to each one's start; NEVER for a stream's first."""
-    ops, row = view.ops, view.collectives.row
-    free = np.full(len(row), NEVER, np.int64)
-    for stream in np.unique(ops.stream[row]).tolist():
-        mine = np.flatnonzero(ops.stream[row] == stream)
-        free[mine[1:]] = ops.start[row[mine[1:]]] - np.maximum.accumulate(ops.end[row[mine]])[:-1]
-    return free
-
-
-def _behind_reductions(view: RankView, roles: Roles, thresholds: Thresholds) -> Bool:
-    """Gathers that start when a reduction on another stream ends, launched before that.
-
-    Only where gathers and reductions of these streams (where NCCL tells, of one communicator) never run together.
-    """
-    ops, found = view.ops, view.collectives
-    behind = np.zeros(len(found.row), np.bool_)
-    stream, start, end = ops.stream[found.row], ops.start[found.row], ops.end[found.row]
-    communicator = np.array([name or "" for name, _ in found.group] or [""])[found.of]
-    gathers, reductions = np.flatnonzero(roles.gather), np.flatnonzero(roles.reduction)
-    if len(gathers) == 0 or len(reductions) == 0:
-        return behind
-    before = _ended_before(end[reductions], start[gathers] + thresholds.clock_tolerance_ns)
-    q = reductions[np.maximum(before, 0)]
-    held = (before >= 0) & (start[gathers] - end[q] <= thresholds.handover_ns) & (stream[q] != stream[gathers])
-    held &= (roles.launched[gathers] != NONE) & (roles.launched[gathers] < end[q])
-    held &= communicator[q] == communicator[gathers]
-    pairs = sorted(set(zip(stream[gathers[held]].tolist(), stream[q[held]].tolist(), strict=True)))
-    for one, other in pairs:
-        a, b = gathers[stream[gathers] == one], reductions[stream[reductions] == other]
-        together = measure(intersect(union(start[a], end[a]), union(start[b], end[b])))
-        if together > thresholds.clock_tolerance_ns * min(len(a), len(b)):
-            held &= ~((stream[gathers] == one) & (stream[q] == other))
-    if np.count_nonzero(held) >= thresholds.queued_gathers:
-        behind[gathers[held]] = True
-    return behind
 
 
 def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thresholds: Thresholds) -> Int64:
@@ -289,51 +215,56 @@ def many_and_short(view: RankView, roles: Roles, thresholds: Thresholds) -> Bool
     return short
 
 
-def _gaps_of_compute(view: RankView, t: Int64) -> tuple[Int64, Int64]:
-    """The interval without compute around each t, which no compute covers; far away where it is open."""
-    compute = view.covers.compute
+def _gaps_of_work(work: Work, t: Int64) -> tuple[Int64, Int64]:
+    """The interval without work around each t, which no work covers; far away where it is open."""
     far = np.iinfo(np.int64).max // 4
-    at = np.searchsorted(compute.start, t, side="right")
-    return np.append(-far, compute.end)[at], np.append(compute.start, far)[at]
+    at = np.searchsorted(work.cover.start, t, side="right")
+    return np.append(-far, work.cover.end)[at], np.append(work.cover.start, far)[at]
 
 
 def _waited_for(
-    view: RankView, start: Int64, end: Int64, owner: Int64, gap: tuple[Int64, Int64], thresholds: Thresholds
-) -> Int64:
-    """Which collective (index into the rank's) compute waited for in each bubble; NONE where it was none.
+    view: RankView, start: Int64, end: Int64, owner: Int64, let_go: Int64, thresholds: Thresholds
+) -> tuple[Int64, Bool]:
+    """(index of the collective that work waited for in each bubble, NONE without one; where it was not let go by that).
 
-    It runs throughout the bubble and its end lets compute go on; else it is the owner, if that ends before compute goes
-    on: where the owner runs on beside compute, compute waited for something else.
+    It runs throughout the bubble and its end lets work go on; else it is the owner, if that ends before work goes on:
+    where the owner runs on beside work, work waited for something else.
     """
     row = view.collectives.row
     ends = view.ops.end[row]
     tick = thresholds.clock_tolerance_ns
     own = np.searchsorted(row, owner)
-    releasing = _ended_before(ends, gap[1] + tick)
+    releasing = ended_before(ends, let_go + tick)
     r = np.maximum(releasing, 0)
     throughout = (view.ops.start[row[r]] <= start + tick) & (ends[r] >= end - tick)
-    released = (releasing >= 0) & (gap[1] - ends[r] <= thresholds.handover_ns) & throughout
-    return np.where(released, r, np.where(ends[own] <= gap[1] + tick, own, NONE))
+    released = (releasing >= 0) & (let_go - ends[r] <= thresholds.handover_ns) & throughout
+    waited_for = np.where(released, r, np.where(ends[own] <= let_go + tick, own, NONE))
+    return waited_for, (waited_for == NONE) | (let_go - end > thresholds.handover_ns)
 
 
-def _released_by_copy(view: RankView, gap_end: Int64, end: Int64, thresholds: Thresholds) -> Bool:
-    """Whether compute goes on when a copy ends, which lasts until the bubble's end or longer."""
-    copies = np.sort(view.ops.end[view.ops.kind == Kind.COPY])
-    latest = _latest(copies, gap_end + thresholds.clock_tolerance_ns)
-    result: Bool = (gap_end - latest <= thresholds.handover_ns) & (latest >= end - thresholds.handover_ns)
-    return result
+def _under_copy(view: RankView, let_go: Int64, start: Int64, thresholds: Thresholds) -> Bool:
+    """Whether work goes on when a copy ends that runs throughout the bubble."""
+    ops = view.ops
+    copies = np.flatnonzero(ops.kind == Kind.COPY)
+    if len(copies) == 0:
+        return np.zeros(len(start), np.bool_)
+    by_end = copies[np.argsort(ops.end[copies], kind="stable")]
+    at = np.searchsorted(ops.end[by_end], let_go + thresholds.clock_tolerance_ns, side="right") - 1
+    copy = by_end[np.maximum(at, 0)]
+    result: Bool = (at >= 0) & (let_go - ops.end[copy] <= thresholds.handover_ns)
+    return result & (ops.start[copy] <= start + thresholds.clock_tolerance_ns)
 
 
-def _next_kernel_was_late(view: RankView, gap: tuple[Int64, Int64], end: Int64, thresholds: Thresholds) -> Bool:
+def _next_kernel_was_late(
+    view: RankView, work: Work, gap: tuple[Int64, Int64], end: Int64, thresholds: Thresholds
+) -> Bool:
     """Whether the launch of the kernel that ends the gap returned in it, and not long before the bubble's end.
 
     What counts is the return: the first launch of a kernel can take milliseconds, in which it is loaded.
     """
-    ops = view.ops
-    compute = np.flatnonzero(ops.kind == Kind.COMPUTE)
-    at = np.searchsorted(ops.start[compute], gap[1])
-    following = np.append(compute, NONE)[at]
-    call = np.where(following != NONE, ops.call[following], NONE)
+    at = np.searchsorted(work.start, gap[1])
+    following = np.append(work.row, NONE)[at]
+    call = np.where(following != NONE, view.ops.call[following], NONE)
     returned = np.append(view.process.calls.end, NONE)[call]
     result: Bool = (call != NONE) & (returned >= np.maximum(gap[0], end - thresholds.launch_lag_ns))
     return result

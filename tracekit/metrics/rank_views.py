@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tracekit.config import Thresholds
 from tracekit.metrics.activity import Activity
-from tracekit.metrics.bubbles import Bubbles, BubbleWindows, Lost, bubbles_of
-from tracekit.metrics.exposure import exposure_causes
+from tracekit.metrics.bubbles import Bubbles, BubbleWindows, bubbles_of
+from tracekit.metrics.exposure import with_exposure_causes
 from tracekit.metrics.host_causes import with_host_causes
 from tracekit.metrics.one_rank import RankMeasures, speaker
 from tracekit.metrics.views import OpLabels, RankView, label_ops
@@ -40,8 +40,7 @@ def _labels_and_bubbles(
     labels = label_ops(ops, activity.process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words))
     bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
     bubbles = with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
-    causes = exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
-    return labels, bubbles.with_causes(Lost.EXPOSED_COMM, causes)
+    return labels, with_exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
 
 
 def _view(timeline: Timeline, m: RankMeasures, activity: Activity, labels: OpLabels, bubbles: Bubbles) -> RankView:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tracekit.config import Thresholds
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.exposure import many_and_short
-from tracekit.metrics.roles import roles_of, work_of
+from tracekit.metrics.roles import roles_of
 from tracekit.metrics.views import RankView
+from tracekit.metrics.work import work_of
 from tracekit.results import Collective, Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
 from tracekit.rules.loss import Loss, milliseconds
@@ -85,7 +86,7 @@ def _small(view: RankView, thresholds: Thresholds) -> Bool:
     sizes = np.bincount(found.of, minlength=len(found.group))
     if not np.any(sizes >= thresholds.latency_bound_count):
         return small
-    roles = roles_of(view, work_of(view), thresholds)
+    roles = roles_of(view, work_of(view, thresholds), thresholds)
     rows = found.row[many_and_short(view, roles, thresholds)]
     small = (view.bubbles.lost == Lost.EXPOSED_COMM) & np.isin(view.bubbles.op, rows)
     result: Bool = small & ~view.bubbles.of_cause(Lost.EXPOSED_COMM, "start_up", "peer_wait")
