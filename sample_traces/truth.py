@@ -20,6 +20,7 @@ PEAK_FLOPS_PER_NS = 989_000
 """Dense bfloat16 of the H100 SXM, by its data sheet."""
 
 WARM_UP_FACTOR = 1.5
+CUT_OFF_FACTOR = 0.95
 """Leading steps longer than this times the median are warm-up, beside the first."""
 FIGURES = ("wall_ns", "compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns", "comm_ns", "overlapped_comm_ns")
 Account = dict[str, int | float | None]
@@ -125,14 +126,32 @@ def steady_truth(ranks: dict[str, dict[str, Any]]) -> dict[str, Any]:
     first = 1
     while statistics.median(s["wall_ns"] for s in windows if s["step"] == numbers[first]) > WARM_UP_FACTOR * usual:
         first += 1
-    steady = [step for step in windows if step["step"] in numbers[first:]]
+    cut = cut_off(ranks, numbers[first:])
+    kept = [number for number in numbers[first:] if number not in cut]
+    steady = [step for step in windows if step["step"] in kept]
     return {
-        "steps": numbers[first:],
+        "steps": kept,
         "left_out": numbers[:first],
+        "cut_off": cut,
         "step_time_ns": statistics.median(step["wall_ns"] for step in steady),
         "windows": len(steady),
         "sums": {name: sum(step[name] for step in steady) for name in FIGURES},
     }
+
+
+def cut_off(ranks: dict[str, dict[str, Any]], numbers: list[int]) -> list[int]:
+    """The steps in which a rank's capture ends, where they are clearly shorter than the others; none if all are."""
+    mean = {
+        number: statistics.mean(s["wall_ns"] for rank in ranks.values() for s in rank["steps"] if s["step"] == number)
+        for number in numbers
+    }
+    found: list[int] = []
+    for number in numbers[:0:-1]:
+        ends = [rank["steps"][-1]["wall_ns"] for rank in ranks.values() if rank["steps"][-1]["step"] == number]
+        usual = statistics.median(mean[other] for other in numbers if other not in {number, *found})
+        if ends and statistics.mean(ends) < CUT_OFF_FACTOR * usual:
+            found.insert(0, number)
+    return found
 
 
 def efficiency_truth(strategy: Strategy, step_time_ns: float) -> dict[str, float | None]:

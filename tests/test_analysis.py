@@ -56,8 +56,9 @@ def test_a_rank_s_figures_by_hand():
         (3, 3100, 3800),
     ]
     assert (rank.kernels, rank.kernels_launched, rank.opaque_ns) == (12, 12, 0)
-    assert (found.steady.steps, found.steady.left_out) == ((1, 2, 3), (0,))
-    assert (found.steady.step_time_ns, found.steady.account.wall_ns) == (1000, 900)
+    assert (found.steady.steps, found.steady.left_out, found.steady.cut_off) == ((1, 2), (0,), (3,))
+    assert (found.steady.step_time_ns, found.steady.account.wall_ns) == (1000, 1000)
+    assert [step.followed for step in rank.steps] == [True, True, True, False]
     assert found.steady.account.exposed_comm_ns == 100
 
 
@@ -74,7 +75,7 @@ def test_modules_share_out_the_steady_steps_only():
     (rank,) = found.ranks
     steady = [step.account for step in rank.steps if step.step in found.steady.steps]
     assert total(module.account for module in rank.modules) == total(steady)
-    assert {module.module: module.account.compute_ns for module in rank.modules} == {"layers.0": 900, "layers.1": 900}
+    assert {module.module: module.account.compute_ns for module in rank.modules} == {"layers.0": 600, "layers.1": 600}
 
 
 def test_without_steps_modules_share_out_everything():
@@ -129,8 +130,8 @@ def test_steps_that_are_not_there():
 
 
 def test_skip_warmup():
-    assert analysis(job(), skip_warmup=2).steady.steps == (2, 3)
-    assert analysis(job(), skip_warmup=0).steady.steps == (0, 1, 2, 3)
+    assert analysis(job(), skip_warmup=2).steady.steps == (2,)
+    assert analysis(job(), skip_warmup=0).steady.steps == (0, 1, 2)
 
 
 def test_a_window_cuts_totals_and_keeps_whole_steps():
@@ -140,6 +141,7 @@ def test_a_window_cuts_totals_and_keeps_whole_steps():
     assert rank.totals.wall_ns == 2150
     assert sum(getattr(rank.totals, part) for part in PARTS) == 2150
     assert [step.step for step in rank.steps] == [1, 2]
+    assert all(step.followed for step in rank.steps)  # the next one begins outside of the window
     assert sum(row.exposed_ns for row in found.collectives) == rank.totals.exposed_comm_ns == 200
 
 
@@ -219,16 +221,16 @@ def codes(found):
 
 @pytest.mark.parametrize(
     ("exposed", "severity"),
-    [(0, None), (17, None), (18, Severity.WARNING), (89, Severity.WARNING), (90, Severity.ERROR)],
+    [(0, None), (19, None), (20, Severity.WARNING), (99, Severity.WARNING), (100, Severity.ERROR)],
 )
 def test_exposed_communication_is_reported_from_two_percent_of_the_step(exposed, severity):
-    """The mean steady step is 900 long: of 1000, 1000 and 700."""
+    """The steady steps are 1000 long; the last one of 700 was cut off."""
     found = analysis(job(exposed=exposed))
     reported = [finding for finding in found.findings if finding.rule == "TK100"]
     assert [finding.severity for finding in reported] == ([severity] if severity else [])
     for finding in reported:
-        assert (finding.cost_ns, finding.steps, finding.ranks) == (exposed, (1, 2, 3), (0,))
-        assert finding.evidence[0].value == round(exposed / 900, 4)
+        assert (finding.cost_ns, finding.steps, finding.ranks) == (exposed, (1, 2), (0,))
+        assert finding.evidence[0].value == round(exposed / 1000, 4)
         assert finding.evidence[0].threshold == 0.02
 
 

@@ -14,6 +14,9 @@ class Thresholds:
 
     warm_up_ratio: float = 1.5
     """† A leading step longer than this × the median is warm-up and left out of the steady figures."""
+    cut_off_share: float = 0.05
+    """† A step that no other follows and that is this much shorter than the median step was cut off by the capture's
+    end: it is shown and left out of the steady figures."""
     error_share: float = 0.10
     """† A finding that costs this share of the step is an error."""
     warning_share: float = 0.02

@@ -1,5 +1,7 @@
 """Which steps are steady, and what is said of them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,12 @@ def steps(walls, first=0):
         found.append(Step(step=number, start_ns=at, end_ns=at + wall, account=account))
         at += wall
     return found
+
+
+def ending(walls, first=0):
+    """The steps of a capture that ends with the last one."""
+    *others, last = steps(walls, first)
+    return [*others, replace(last, followed=False)]
 
 
 def steady(*walls, skip=None, **facts):
@@ -107,3 +115,45 @@ def test_left_out_and_kept_are_the_steps_in_order(walls, ratio):
         leading += 1
     assert found.left_out + found.steps == tuple(range(len(walls)))
     assert len(found.left_out) == leading
+
+
+@pytest.mark.parametrize(
+    ("walls", "kept", "cut"),
+    [
+        ([900, 100, 100, 100, 80], (1, 2, 3), (4,)),
+        ([900, 100, 100, 100, 94], (1, 2, 3), (4,)),
+        ([900, 100, 100, 100, 95], (1, 2, 3, 4), ()),  # exactly 5 % shorter stays
+        ([900, 100, 100, 100, 100], (1, 2, 3, 4), ()),
+        ([900, 100, 100, 100, 500], (1, 2, 3, 4), ()),
+        ([900, 100, 60, 100, 100], (1, 2, 3, 4), ()),  # one in the middle is followed
+        ([900, 100, 10], (1,), (2,)),
+        ([100, 10], (1,), ()),  # no other step is left
+        ([10], (0,), ()),
+    ],
+)
+def test_a_last_step_that_was_cut_off_is_left_out(walls, kept, cut):
+    found = steady_steps([ending(walls)], Thresholds(), None)
+    assert (found.steps, found.cut_off) == (kept, cut)
+    assert sorted(found.all_steps) == list(range(len(walls)))
+    followed = steady_steps([steps(walls)], Thresholds(), None)
+    assert (followed.steps, followed.cut_off) == (tuple(sorted(kept + cut)), ())
+
+
+def test_the_threshold_says_how_short_is_cut_off():
+    assert steady_steps([ending([900, 100, 100, 85])], Thresholds(cut_off_share=0.2), None).cut_off == ()
+
+
+def test_what_was_cut_off_is_in_no_figure():
+    found = steady_steps([ending([900, 112, 113, 113, 82])], Thresholds(), None)
+    assert (found.step_time_ns, found.account.wall_ns, found.step_time_p95_ns) == (113, 113, 113)
+
+
+def test_captures_that_end_in_different_steps():
+    """GIVEN rank 0 that ends in step 4 and rank 1 in step 3, both cut off, THEN neither step counts."""
+    by_rank = [ending([900, 100, 100, 100, 30]), ending([900, 100, 100, 70])]
+    found = steady_steps(by_rank, Thresholds(), None)
+    assert (found.steps, found.cut_off) == ((1, 2), (3, 4))
+
+
+def test_picked_steps_are_kept_though_they_were_cut_off():
+    assert steady_steps([ending([900, 100, 100, 30])], Thresholds(), None, all_of_them=True).cut_off == ()

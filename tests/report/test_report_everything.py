@@ -84,7 +84,7 @@ def test_the_job_in_a_line_and_five_figures() -> None:
         "steps 1-2, warm-up 0 left out",
     ]
     assert key_figures(analysis, summarise(analysis)) == [
-        ("Step, mean", "100.0", "ms"),
+        ("Step, median", "100.0", "ms"),
         ("Overlap ratio", "0.50", ""),
         ("Exposed comm", "20.0", "ms"),
         ("Tokens/s", "67 k", ""),

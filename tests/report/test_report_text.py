@@ -50,8 +50,8 @@ def test_whole_summary_counted_by_hand() -> None:
         "20.0 of 100.0 ms pass with communication alone. Compute hides 50 % of the",
         "communication.",
         "",
-        "Step  100.0 ms = 70.0 compute + 20.0 exposed comm + 3.0 copy + 7.0 idle",
-        "      overlap 0.50 · median 100.0 ms · p95 100.0 ms",
+        "Mean step  100.0 ms = 70.0 compute + 20.0 exposed comm + 3.0 copy + 7.0 idle",
+        "      median 100.0 ms · p95 100.0 ms · overlap 0.50",
         "      all-gather at 325 GB/s of 450 (NVLink)",
         "",
         "█ compute  ▓ exposed comm  ▞ exposed copy  · idle",
@@ -69,7 +69,7 @@ def test_whole_summary_counted_by_hand() -> None:
 def test_identity_adds_up_as_shown(slow_rank: int | None) -> None:
     text = plain(make_analysis(simulate(slow_rank=slow_rank)))
     found = re.search(
-        r"Step +([\d.]+) ms = ([\d.]+) compute \+ ([\d.]+) exposed comm \+ ([\d.]+) copy \+ ([\d.]+) idle", text
+        r"Mean step +([\d.]+) ms = ([\d.]+) compute \+ ([\d.]+) exposed comm \+ ([\d.]+) copy \+ ([\d.]+) idle", text
     )
     assert found
     whole, *parts = map(Fraction, found.groups())
@@ -342,7 +342,7 @@ def test_heat_maps_counted_by_hand() -> None:
         "step        0       1       2",
         "   0  ··  0.0 ··  0.0 ░░  2.5",
         "   1  ██ 12.5 ██ 10.0 ▒▒  5.0 <",
-        "warm-up: 0",
+        "left out of means: 0",
         "",
     ]
     assert "Waits for its peers" not in plain(waiting_by_hand())
@@ -359,7 +359,7 @@ def test_heat_maps_of_many_ranks_stay_short() -> None:
     assert rows == ["0-7", "8-15", "13", "16-23", "24-31", "32-39", "40-47", "48-55", "56-63"]
     assert "   13 " + "·" * 68 + " <" in lines
     assert "  0-7 " + "█" * 68 in lines
-    assert "ranks that share a row: mean, then sum; warm-up: 0" in lines
+    assert "ranks that share a row: mean, then sum; left out of means: 0" in lines
 
 
 def test_the_straggler_leads_with_its_reason_and_its_mark() -> None:

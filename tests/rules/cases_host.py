@@ -63,7 +63,7 @@ def item_without_steps(job):
     rank.run("gemm", 1500, 1700)
 
 
-@case({"TK402": 147}, ("TK401", "TK403", "TK405", "TK406", "TK407"), severity="error", ranks=(0,), steps=(2, 3))
+@case({"TK402": 196}, ("TK401", "TK403", "TK405", "TK406", "TK407"), severity="error", ranks=(0,), steps=(2,))
 def item_in_every_step(job):
     rank = job.rank()
     for step in (1, 2, 3):
@@ -151,7 +151,7 @@ def event_long_before_the_gather(job):
     rank.run("gemm", 1616, 1816, at=1612)
 
 
-@case({"TK405": 333.333}, ("TK401", "TK402", "TK404", "TK406", "TK407", "TK100"), severity="error", ranks=(0,))
+@case({"TK405": 500}, ("TK401", "TK402", "TK404", "TK406", "TK407", "TK100"), severity="error", ranks=(0,))
 def data_stall_at_the_start_of_each_step(job):
     rank = job.rank()
     for step in (1, 2, 3, 4):
@@ -161,7 +161,7 @@ def data_stall_at_the_start_of_each_step(job):
         rank.run("gemm", t + 500, t + 1000, at=t)
 
 
-@case({"TK405": 329.333}, ("TK401", "TK402", "TK406", "TK407"), severity="error", ranks=(0, 1))
+@case({"TK405": 494}, ("TK401", "TK402", "TK406", "TK407"), severity="error", ranks=(0, 1))
 def data_stall_with_a_data_range(job):
     for rank in (job.rank(), job.rank()):
         for step in (1, 2, 3, 4):
@@ -218,7 +218,7 @@ def a_checkpoint_between_steps(job):
             t += 2020
 
 
-@case({"TK408": 100}, ("TK402", "TK414", "TK405", "TK407"), severity="error", ranks=(0,), steps=(2,))
+@case({"TK408": 200}, ("TK402", "TK414", "TK405", "TK407"), severity="error", ranks=(0,), steps=(2,))
 def pageable_input_on_the_compute_stream(job):
     rank = job.rank()
     for step in (1, 2, 3):

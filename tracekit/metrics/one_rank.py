@@ -139,6 +139,7 @@ def _steps(
         windows.number.tolist(),
         windows.start.tolist(),
         windows.end.tolist(),
+        windows.followed.tolist(),
         accounts(covers, windows.start, windows.end),
         by_phase,
         strict=True,
@@ -150,8 +151,9 @@ def _steps(
             end_ns=end,
             account=whole,
             by_phase=phases,
+            followed=followed,
         )
-        for number, start, end, whole, phases in rows
+        for number, start, end, followed, whole, phases in rows
     )
 
 

@@ -15,9 +15,10 @@ from tracekit.results import Steady, Step
 def steady_steps(
     by_rank: Sequence[Sequence[Step]], thresholds: Thresholds, skip: int | None, *, all_of_them: bool = False
 ) -> Steady | None:
-    """The steps without the first and without further leading ones longer than 1.5 × the median; None without steps.
+    """The steps without the first, further leading ones longer than 1.5 × the median, and those that were cut off.
 
-    ``skip`` leaves out exactly that many leading steps instead; ``all_of_them`` none. A capture of one step keeps it.
+    ``skip`` leaves out exactly that many leading steps instead; ``all_of_them`` none, at either end. One step always
+    stays; None without steps.
     """
     walls: dict[int, list[int]] = {}
     for steps in by_rank:
@@ -36,16 +37,42 @@ def steady_steps(
         limit = thresholds.warm_up_ratio * float(np.median(means))
         while warm_up < len(order) - 1 and means[warm_up] > limit:
             warm_up += 1
-    kept = set(order[warm_up:])
+    mean_of = dict(zip(order, means, strict=True))
+    cut_off = () if all_of_them else _cut_off(by_rank, order[warm_up:], mean_of, thresholds)
+    steady = tuple(number for number in order[warm_up:] if number not in cut_off)
+    kept = set(steady)
     chosen = [step.account for steps in by_rank for step in steps if step.step in kept]
     times = np.array([a.wall_ns for a in chosen], np.int64)
     return Steady(
-        steps=tuple(order[warm_up:]),
+        steps=steady,
         left_out=tuple(order[:warm_up]),
         step_time_ns=round(float(np.median(times))),
         step_time_p95_ns=round(float(np.percentile(times, 95))),
         account=mean(chosen),
+        cut_off=cut_off,
     )
+
+
+def _cut_off(
+    by_rank: Sequence[Sequence[Step]], kept: Sequence[int], means: dict[int, float], thresholds: Thresholds
+) -> tuple[int, ...]:
+    """The steps of ``kept`` that the end of a capture cut off, never all of them.
+
+    Where captures end in different steps, what counts is how long a step is on those ranks whose last it is.
+    """
+    ends: dict[int, list[int]] = {}
+    for steps in by_rank:
+        for step in steps:
+            if not step.followed:
+                ends.setdefault(step.step, []).append(step.account.wall_ns)
+    found: list[int] = []
+    for number in reversed(kept):
+        others = [means[other] for other in kept if other not in (number, *found)]
+        if number in ends and others:
+            usual = float(np.median(others))
+            if sum(ends[number]) / len(ends[number]) < (1 - thresholds.cut_off_share) * usual:
+                found.append(number)
+    return tuple(reversed(found))
 
 
 def steady_windows(steps: Sequence[Step], steady: Steady | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -56,11 +56,19 @@ class StepWindows:
     number: Int64
     start: Int64
     end: Int64
+    followed: NDArray[np.bool_]
+    """Whether another step begins where this one ends; else it ends with its last operation."""
 
     def inside(self, low: int, high: int) -> StepWindows | None:
         """Only the steps that lie wholly between two instants; None without any."""
         kept = (self.start >= low) & (self.end <= high)
-        return StepWindows(number=self.number[kept], start=self.start[kept], end=self.end[kept]) if kept.any() else None
+        return self.rows(kept) if kept.any() else None
+
+    def rows(self, kept: NDArray[np.bool_]) -> StepWindows:
+        """The steps that a mask picks."""
+        return StepWindows(
+            number=self.number[kept], start=self.start[kept], end=self.end[kept], followed=self.followed[kept]
+        )
 
 
 def main_stream(ops: Ops) -> int | None:
@@ -176,5 +184,5 @@ def step_windows(ops: Ops, process: Process, marks: StepRanges, stream: int | No
     found, anchor = found[order], anchor[order]
     last_end = int(ops.end[launched[step == found[-1]]].max())
     end = np.append(anchor[1:], last_end)
-    full = end > anchor
-    return StepWindows(number=marks.number[found[full]], start=anchor[full], end=end[full])
+    followed = np.arange(len(found)) < len(found) - 1
+    return StepWindows(number=marks.number[found], start=anchor, end=end, followed=followed).rows(end > anchor)

@@ -220,7 +220,7 @@ def with_caused_waits(steps: Sequence[Step], row: int, verdict: Blame, steady: S
     """The steps of the rank in ``row`` with what the others waited for it."""
     if steady is None or not verdict.arrivals.last.any():
         return tuple(steps)
-    column = {number: i for i, number in enumerate((*steady.left_out, *steady.steps))}
+    column = {number: i for i, number in enumerate(steady.all_steps)}
     caused = verdict.arrivals.caused[row] / np.maximum(verdict.ranks_in_step, 1)
     return tuple(replace(step, caused_wait_ns=round(float(caused[column[step.step]]))) for step in steps)
 
@@ -278,7 +278,7 @@ def blame(
     """Who makes the others wait in the steady steps (without steps: in the whole capture), and why."""
     tracks, found = [m.track for m in measured], [m.collectives for m in measured]
     by_rank, totals = [m.steps for m in measured], [m.totals for m in measured]
-    order = (*steady.left_out, *steady.steps) if steady else ()
+    order = steady.all_steps if steady else ()
     windows = [_windows(steps, order, span) for steps, span in zip(by_rank, [m.window for m in measured], strict=True)]
     doubt = [c.uncertainty_ns for c in together.clocks if c is not None and c.uncertainty_ns is not None]
     doubt_ns = max([thresholds.timestamp_tick_ns, *doubt])

@@ -46,7 +46,7 @@ def account_tables(analysis: Analysis) -> list[AccountTable]:
         return [_table("Ranks", "whole capture", "rank", entries)]
     tables = [
         _table("Ranks", "mean steady step", "rank", list(_by_rank(analysis))),
-        _table("Steps", "mean over ranks, warm-up steps included", "step", list(_by_step(analysis))),
+        _table("Steps", "mean over ranks; also those left out of means", "step", list(_by_step(analysis))),
         _table("Phases", "mean steady step over ranks", "phase", list(_by_phase(analysis))),
         _table("Modules", "mean steady step over ranks", "module", list(_by_module(analysis))),
     ]

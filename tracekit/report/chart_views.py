@@ -32,7 +32,7 @@ def chart_views(
     """Return the maps of waits, then steps, collectives, modules and bandwidth."""
     quoted = "A steady step" if analysis.steady else "Whole capture"
     dashed = ". Dashed: the link's peak" if any(row.peak_gbps for row in sizes) else ""
-    faded = ", warm-up faded" if analysis.steady and analysis.steady.left_out else ""
+    faded = ", left out of means: faded" if analysis.steady and analysis.steady.not_averaged else ""
     exposed = f"{quoted}, mean over ranks"
     told = {
         "steps": ("Step time by cause", f"Mean over ranks{faded}; exact causes on hover"),

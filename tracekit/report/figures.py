@@ -35,7 +35,7 @@ Figure = dict[str, Any]
 
 
 def steps_figure(analysis: Analysis, scale: Scale) -> Figure | None:
-    """Return step time by part: one stacked bar a step, mean over ranks, warm-up steps included; None without steps."""
+    """Return step time by part: a stacked bar for every step, mean over ranks; None without steps."""
     by_step: dict[int, list[Step]] = {}
     for rank in analysis.ranks:
         for step in rank.steps:
@@ -61,17 +61,17 @@ def steps_figure(analysis: Analysis, scale: Scale) -> Figure | None:
             traces.append(trace)
     layout = _layout(xaxis_title="step", yaxis_title=f"{scale.unit} a step")
     layout["xaxis"]["type"] = "category"
-    left_out = set(analysis.steady.left_out if analysis.steady else ())
-    warm_up = [left_out.issuperset(group) for group in groups]
-    _cut_warm_up(layout, [sum(mean.values()) / scale.unit_ns for mean in means], warm_up)
+    not_averaged = analysis.steady.not_averaged if analysis.steady else frozenset()
+    faded = [not_averaged.issuperset(group) for group in groups]
+    _cut_warm_up(layout, [sum(mean.values()) / scale.unit_ns for mean in means], faded)
     for trace in traces:
-        trace["marker"]["opacity"] = [0.4 if faded else 1 for faded in warm_up]
+        trace["marker"]["opacity"] = [0.4 if pale else 1 for pale in faded]
     return {"data": traces, "layout": layout}
 
 
-def _cut_warm_up(layout: Figure, heights: Sequence[float], warm_up: Sequence[bool]) -> None:
+def _cut_warm_up(layout: Figure, heights: Sequence[float], faded: Sequence[bool]) -> None:
     """Keep a slow first step from making all others look flat: its bar is cut, with its height written above."""
-    steady = [height for height, faded in zip(heights, warm_up, strict=True) if not faded]
+    steady = [height for height, pale in zip(heights, faded, strict=True) if not pale]
     if not steady or max(heights) <= MOST_OVER_STEADY * max(steady):
         return
     top = 1.1 * max(steady)
@@ -172,29 +172,29 @@ def bandwidth_figure(rows: Sequence[SizeRow]) -> Figure | None:
 def heat_figure(maps: HeatMaps, cells: Sequence[Sequence[float | None]], scale: Scale) -> Figure:
     """Return a map as bars of one unit: the basic chart library has no heat map, and needs no picture for bars.
 
-    Traces are the steady steps and the warm-up ones; each cell's colour comes from ``meta``, on the page.
+    Traces are the steady steps and those left out of means; each cell's colour comes from ``meta``, on the page.
     """
     rows, columns = maps.rows, maps.columns
     numbered = len(columns) <= MAX_NUMBERED_COLUMNS and len(rows) <= MAX_NUMBERED_ROWS
     top = round(maps.top_ns(cells) / scale.unit_ns, 6)
     traces = []
-    for warm_up in (False, True):
+    for left_out in (False, True):
         places = [
             (y, x, ns)
             for y, values in enumerate(cells)
             for x, ns in enumerate(values)
-            if ns is not None and columns[x].warm_up == warm_up
+            if ns is not None and columns[x].left_out == left_out
         ]
         if places:
-            trace = _heat_cells(places, top, scale, numbered=numbered and not warm_up)
-            traces.append(trace | ({"opacity": 0.4} if warm_up else {}))
+            trace = _heat_cells(places, top, scale, numbered=numbered and not left_out)
+            traces.append(trace | ({"opacity": 0.4} if left_out else {}))
     layout = _layout(xaxis_title="step", yaxis_title="rank")
     layout |= {"barmode": "overlay", "bargap": 0, "showlegend": False, "height": 92 + _ROW_PX[numbered] * len(rows)}
     names = [f"▸ {row.label}" if row.straggles else row.label for row in rows]
     layout["margin"] = {"l": 36 + 7 * max(map(len, names)), "r": 4, "t": 8, "b": 44}
     layout["xaxis"] |= _ticks([str(column.steps[0]) for column in columns], 16) | {"range": [-0.5, len(columns) - 0.5]}
     layout["yaxis"] |= _ticks(names, 40) | {"range": [len(rows) - 0.5, -0.5]}
-    layout["shapes"] = _warm_up_frames(maps)
+    layout["shapes"] = _left_out_frames(maps)
     layout["meta"] = {
         "rows": [f"{'rank' if len(row.ranks) == 1 else 'ranks'} {row.label}" for row in rows],
         "columns": [f"{'step' if len(column.steps) == 1 else 'steps'} {column.label}" for column in columns],
@@ -237,12 +237,12 @@ def _ticks(labels: Sequence[str], most: int) -> Figure:
     }
 
 
-def _warm_up_frames(maps: HeatMaps) -> list[Figure]:
+def _left_out_frames(maps: HeatMaps) -> list[Figure]:
     line = {"color": palette()["light"]["ink3"], "width": 1, "dash": "dash"}
     return [
         {"type": "rect", "yref": "paper", "x0": x - 0.5, "x1": x + 0.5, "y0": 0, "y1": 1, "line": line}
         for x, column in enumerate(maps.columns)
-        if column.warm_up
+        if column.left_out
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tracekit.report.summary import steady_steps, stragglers_of, told_steps
@@ -37,7 +37,7 @@ class Column:
     """One step, or neighbouring steps together."""
 
     steps: tuple[int, ...]
-    warm_up: bool
+    left_out: bool
 
     @property
     def label(self) -> str:
@@ -70,7 +70,7 @@ class HeatMaps:
 
     def top_ns(self, cells: Sequence[Sequence[float | None]]) -> float:
         """Return what full colour stands for: the largest cell of the steady steps."""
-        steady = [i for i, column in enumerate(self.columns) if not column.warm_up]
+        steady = [i for i, column in enumerate(self.columns) if not column.left_out]
         return max([self.floor_ns, *(row[i] or 0.0 for row in cells for i in steady)])
 
 
@@ -93,7 +93,7 @@ def heat_maps(analysis: Analysis, *, max_rows: int, max_columns: int) -> HeatMap
     by_rank = {rank.rank: {step.step: step for step in rank.steps} for rank in analysis.ranks}
     floor_ns = COLOURED_SHARE * analysis.steady.account.wall_ns
     rows = _rows(analysis, waited, max_rows, floor_ns)
-    columns = _columns(sorted(told), set(analysis.steady.left_out), max_columns)
+    columns = _columns(sorted(told), analysis.steady.not_averaged, max_columns)
     anybody = any(step.caused_wait_ns is not None for step in steps)
     return HeatMaps(
         rows=rows,
@@ -138,16 +138,16 @@ def _odd(analysis: Analysis, waited: _Figure, straggling: set[int], most: int, f
     return set(sorted(apart, key=lambda rank: (rank not in straggling, -away[rank], rank))[:most])
 
 
-def _columns(numbers: Sequence[int], left_out: set[int], max_columns: int) -> tuple[Column, ...]:
-    """Return a column for each step; with more than ``max_columns`` neighbours share one, warm-up never with others."""
-    warm_up = [number for number in numbers if number in left_out]
-    steady = [number for number in numbers if number not in left_out]
+def _columns(numbers: Sequence[int], not_averaged: Collection[int], max_columns: int) -> tuple[Column, ...]:
+    """Return a column for each step; with more than ``max_columns`` neighbours share one, if both are averaged."""
+    left_out = [number for number in numbers if number in not_averaged]
+    steady = [number for number in numbers if number not in not_averaged]
     size = 1
-    while math.ceil(len(warm_up) / size) + math.ceil(len(steady) / size) > max_columns:
+    while math.ceil(len(left_out) / size) + math.ceil(len(steady) / size) > max_columns:
         size += 1
     columns = [
-        Column(tuple(part[i : i + size]), part is warm_up)
-        for part in (warm_up, steady)
+        Column(tuple(part[i : i + size]), part is left_out)
+        for part in (left_out, steady)
         for i in range(0, len(part), size)
     ]
     return tuple(sorted(columns, key=lambda column: column.steps[0]))

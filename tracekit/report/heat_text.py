@@ -35,8 +35,8 @@ def heat_lines(analysis: Analysis, scale: Scale, width: int, unicode: bool) -> I
     notes = []
     if maps.ranks_shared:
         notes.append("ranks that share a row: mean, then sum" if maps.caused else "ranks that share a row: mean")
-    if warm_up := [step for column in maps.columns if column.warm_up for step in column.steps]:
-        notes.append(f"warm-up: {runs(warm_up)}")
+    if left_out := [step for column in maps.columns if column.left_out for step in column.steps]:
+        notes.append(f"left out of means: {runs(left_out)}")
     if notes:
         text = Text("; ".join(notes), style="dim")
         text.truncate(width)

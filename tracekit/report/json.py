@@ -273,6 +273,7 @@ def _step(step: Step) -> dict[str, Any]:
         "idle_by_cause": step.idle_by_cause,
         "caused_wait_ns": step.caused_wait_ns,
         "by_phase": {phase: _account(account) for phase, account in step.by_phase.items()},
+        "followed": step.followed,
     }
 
 
@@ -283,6 +284,7 @@ def _steady(analysis: Analysis) -> dict[str, Any] | None:
     return {
         "steps": list(steady.steps),
         "left_out": list(steady.left_out),
+        "cut_off": list(steady.cut_off),
         "step_time_ns": steady.step_time_ns,
         "step_time_p95_ns": steady.step_time_p95_ns,
         **_account(steady.account),

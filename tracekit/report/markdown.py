@@ -52,7 +52,7 @@ def _identity(analysis: Analysis, summary: Summary) -> Iterator[str]:
     names = ("compute", "exposed communication", "exposed copies", "idle")
     percent = [escape(share(part, whole)) for part in summary.mean.parts_ns]
     yield from table(
-        [f"**{summary.whole} {summary.scale.with_unit(whole)}**", *names],
+        [f"**{'mean step' if summary.whole == 'step' else 'capture'} {summary.scale.with_unit(whole)}**", *names],
         [[summary.scale.unit, *parts], ["share", *percent]],
     )
     facts = [f"overlap ratio {ratio(summary.mean.overlap_ratio)}"] if summary.mean.overlap_ratio is not None else []

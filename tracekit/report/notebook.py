@@ -59,4 +59,5 @@ def _identity(summary: Summary) -> str:
     """The figures that add up, as an equation."""
     compute, comm, copy, idle = words.add_up(summary.mean.parts_ns, summary.scale)
     whole = summary.scale.with_unit(sum(summary.mean.parts_ns))
-    return f"{summary.whole} {whole} = compute {compute} + exposed comm {comm} + exposed copy {copy} + idle {idle}"
+    name = "mean step" if summary.whole == "step" else "capture"
+    return f"{name} {whole} = compute {compute} + exposed comm {comm} + exposed copy {copy} + idle {idle}"

@@ -19,7 +19,7 @@ from tracekit.report.summary import Bar, Summary, summarise
 from tracekit.report.tables_text import fitted, rank_lines, size_lines
 from tracekit.report.theory import roofline, theory_lines, usage_words
 from tracekit.report.verdict import UNDECIDED
-from tracekit.report.words import Scale, add_up, clean, duration, plural, ratio, share, to_ascii
+from tracekit.report.words import Scale, add_up, clean, plural, ratio, share, to_ascii
 from tracekit.report.wrapping import wrapped
 from tracekit.results import Analysis, Replay
 
@@ -29,6 +29,8 @@ _WIDE = 60
 _SHORT_LIST = 3
 """How many findings, collectives and the like are listed without ``verbose``."""
 _CAUSES_SHOWN = 6
+_INDENT = 6
+"""Of what stands below the identity."""
 
 
 def render_text(analysis: Analysis, *, width: int, color: bool, unicode: bool, verbose: bool = False) -> str:
@@ -110,17 +112,18 @@ def _parting(analysis: Analysis, width: int, unicode: bool) -> Iterator[Text]:
 def _identity(analysis: Analysis, summary: Summary, width: int) -> Iterator[Text]:
     scale, mean = summary.scale, summary.mean
     shown = add_up(mean.parts_ns, scale)
-    label = f"{summary.whole.capitalize()}  "
-    indent = len(label)
+    label = "Mean step  " if summary.whole == "step" else "Capture  "
+    indent = _INDENT
     whole = scale.with_unit(sum(mean.parts_ns))
-    text = Text.assemble((whole, "bold"), " = ")
+    text = Text.assemble(label, (whole, "bold"), " = ")
     for i, (value, name) in enumerate(zip(shown, ("compute", "exposed comm", "copy", "idle"), strict=True)):
         text.append(" + " if i else "").append(value, style="bold").append(f" {name}")
-    yield from wrapped(text, width, indent, Text(label))
-    facts = [f"overlap {ratio(mean.overlap_ratio)}" if mean.overlap_ratio is not None else "no communication"]
+    yield from wrapped(text, width)
+    facts = []
     if analysis.steady:
-        facts.append(f"median {duration(analysis.steady.step_time_ns)}")
-        facts.append(f"p95 {duration(analysis.steady.step_time_p95_ns)}")
+        facts.append(f"median {scale.with_unit(analysis.steady.step_time_ns)}")
+        facts.append(f"p95 {scale.with_unit(analysis.steady.step_time_p95_ns)}")
+    facts.append(f"overlap {ratio(mean.overlap_ratio)}" if mean.overlap_ratio is not None else "no communication")
     facts += usage_words(analysis)
     yield from wrapped(Text(" · ".join(facts)), width, indent, Text(" " * indent))
     if bounds := roofline(analysis):

@@ -104,7 +104,8 @@ def key_figures(analysis: Analysis, summary: Summary) -> list[tuple[str, str, st
     """Return (name, figure, unit) of the few that stand beside the verdict; what is unknown is left out."""
     scale, mean = summary.scale, summary.mean
     shown = add_up(mean.parts_ns, scale)
-    figures = [("Step, mean" if summary.whole == "step" else "Capture", scale.format(sum(mean.parts_ns)), scale.unit)]
+    whole = ("Step, median", analysis.steady.step_time_ns) if analysis.steady else ("Capture", sum(mean.parts_ns))
+    figures = [(whole[0], scale.format(whole[1]), scale.unit)]
     if mean.overlap_ratio is not None:
         figures.append(("Overlap ratio", ratio(mean.overlap_ratio), ""))
         figures.append(("Exposed comm", shown[1], scale.unit))
@@ -131,6 +132,7 @@ def job_parts(analysis: Analysis) -> list[str]:
         parts.append(clean(hosts[0], 60) if len(hosts) == 1 else plural(len(hosts), "host"))
     if analysis.steady:
         left_out = f", warm-up {runs(analysis.steady.left_out)} left out" if analysis.steady.left_out else ""
+        left_out += f", cut off {runs(analysis.steady.cut_off)} left out" if analysis.steady.cut_off else ""
         parts.append(
             f"{'step' if len(analysis.steady.steps) == 1 else 'steps'} {runs(analysis.steady.steps)}{left_out}"
         )

@@ -60,8 +60,9 @@ def _why_not(analysis: Analysis) -> str:
 
 def _legend(maps: HeatMaps, cells: Sequence[Sequence[float | None]], scale: Scale) -> str:
     full = f"Full colour: {scale.format(maps.top_ns(cells))}."
-    warm_up = [step for column in maps.columns if column.warm_up for step in column.steps]
-    return f"{full} Dashed: warm-up, {'step' if len(warm_up) == 1 else 'steps'} {runs(warm_up)}." if warm_up else full
+    left_out = [step for column in maps.columns if column.left_out for step in column.steps]
+    steps = f"{'step' if len(left_out) == 1 else 'steps'} {runs(left_out)}"
+    return f"{full} Dashed: left out of means, {steps}." if left_out else full
 
 
 def _culprit(analysis: Analysis) -> Iterator[str]:

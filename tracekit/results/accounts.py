@@ -38,6 +38,8 @@ class Step:
     idle_by_cause: dict[str, int] = field(default_factory=dict)
     caused_wait_ns: int | None = None
     """Exposed time, mean over ranks, that the others waited here for this rank; None where it cannot be told."""
+    followed: bool = True
+    """Whether another step begins where this one ends; else it ends with its last operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
-    """The steps that figures are quoted for: without the first, and without slow leading ones."""
+    """The steps that figures are quoted for: without the first, slow leading ones, and those that were cut off."""
 
     steps: tuple[int, ...]
     left_out: tuple[int, ...]
@@ -131,3 +133,15 @@ class Steady:
     step_time_p95_ns: int
     account: Account
     """Mean a step over ranks, rounded so that the identity still holds."""
+    cut_off: tuple[int, ...] = ()
+    """Steps left out because the capture ended in them: no step follows, and they are too short."""
+
+    @property
+    def all_steps(self) -> tuple[int, ...]:
+        """Every step, whatever is left out; those that were cut off come last."""
+        return (*self.left_out, *self.steps, *self.cut_off)
+
+    @property
+    def not_averaged(self) -> frozenset[int]:
+        """Steps that are shown and in no mean: warm-up, and those that were cut off."""
+        return frozenset((*self.left_out, *self.cut_off))

@@ -57,6 +57,7 @@ def header(scene: Scene) -> dict[str, Any]:
     return {
         "step": scene.step,
         "steady": list(scene.steady),
+        "cutOff": list(scene.cut_off),
         "origin": scene.origin_ns,
         "span": scene.span_ns,
         "focus": list(scene.focus),

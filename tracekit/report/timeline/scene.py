@@ -92,6 +92,7 @@ class Scene:
     focus: tuple[int, int]
     """The window that is shown first."""
     steady: tuple[int, ...]
+    cut_off: tuple[int, ...]
     ranks: tuple[RankScene, ...]
     ranks_left_out: int
     names: tuple[str, ...]
@@ -161,6 +162,7 @@ def make_scene(
         step=step,
         focus=_focus(ranks, step, frame.span),
         steady=analysis.steady.steps if analysis.steady else (),
+        cut_off=analysis.steady.cut_off if analysis.steady else (),
         ranks=tuple(ranks),
         ranks_left_out=len(analysis.ranks) - len(shown),
         names=names,

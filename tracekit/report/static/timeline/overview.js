@@ -81,7 +81,7 @@ function paintStrip(timeline, canvas, x) {
       c.fillRect(from, y -= h, Math.max(.6, to - from - (to - from > 4 ? 1 : 0)), h);
     });
     c.globalAlpha = 1;
-    const label = part.number + (part.number === scene.step && to - from > 70 ? " median" : warm && to - from > 90 ? " warm-up" : "");
+    const label = part.number + (part.number === scene.step && to - from > 70 ? " median" : warm && to - from > 90 ? scene.cutOff.includes(part.number) ? " cut off" : " warm-up" : "");
     if (steps && from >= free && from + c.measureText(label).width < right) {
       c.fillStyle = colours.ink3;
       c.fillText(label, from + 2, 47.5);
