@@ -177,6 +177,12 @@ class Thresholds:
     """† Who waits this long at the end of its capture stands still; less may be the capture's end cutting it off."""
     still_steps: float = 3.0
     """† And for this many of its own median steps: a slow step is no hang."""
+    still_many_steps: float = 200.0
+    """† Or for this many of its own median steps, however short these are."""
+    still_least_ns: int = 100_000_000
+    """† But never for less: a capture takes that long to end. A shorter call is none that lasts until the end."""
+    lasting_slack: float = 0.01
+    """† What ends this share of its own length before the capture does has lasted until its end."""
     most_mismatches: int = 100
     """† Mismatched collectives that are told of each communicator; after one, the rest are often shifted as well."""
     compare_confidence: float = 0.9

@@ -137,6 +137,8 @@ class Activity:
     phase: str | None = None
     idle_ns: int | None = None
     """How long before the end of its capture the rank was last active."""
+    usual_step_ns: int | None = None
+    """Median length of its steps in the capture; None without any that ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

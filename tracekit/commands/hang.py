@@ -108,7 +108,7 @@ def _evidence(dumps: Sequence[Path], captures: Sequence[Path], step_marker: str 
             assert of_dumps is not None  # find_captures fails rather than find nothing
             return of_dumps
         timeline = open_captures(*captures, progressing=progressing, show_export=shown, require_ranks=False)
-    of_captures = evidence_of(timeline, step_marker=step_marker)
+    of_captures = evidence_of(timeline, step_marker=step_marker, asked=True)
     return of_captures if of_dumps is None else combine(of_dumps, of_captures)
 
 

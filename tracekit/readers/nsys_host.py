@@ -121,6 +121,8 @@ def read_nvtx(tables: Tables, stop_ns: int | None) -> NvtxRows:
     keep = np.flatnonzero((columns["start"] != NULL) & np.isin(columns["eventType"], (PUSH_POP, START_END)))
     start, end = columns["start"][keep], columns["end"][keep]
     open_, end = _closed(tables, stop_ns, start, end)
+    if stop_ns is not None:
+        open_ |= end == stop_ns
     sound = (start <= end) & (start >= -TIME_LIMIT) & (end <= TIME_LIMIT)
     if not sound.all():
         tables.note(int(np.count_nonzero(~sound)), "NVTX ranges have times that cannot be true and are left out")

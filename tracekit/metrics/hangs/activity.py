@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +11,23 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.evidence import UNKNOWN, Activity
+from tracekit.metrics.hangs.quiet import Quiet, how_quiet
 from tracekit.metrics.labels import vocabulary
 from tracekit.metrics.steps import StepRanges, step_ranges
-from tracekit.timeline import NONE, Process, RankTrack, Timeline
+from tracekit.timeline import NONE, Kind, Process, RankTrack, Timeline
 
 Int64 = NDArray[np.int64]
 
 OPEN_KEPT = 32
 """Innermost open ranges that are told; a loop that never pops can leave a thousand."""
 LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch")
+POLLING = re.compile(
+    r"cu(da)?(\w*Query|\w*Get[A-Z]\w*|PeekAtLastError|StreamIsCapturing|ThreadExchangeStreamCaptureMode"
+    r"|SetDevice|Ctx(Push|Pop|Set)Current)"
+)
+"""Calls that ask and do nothing: a watchdog makes them for as long as its job stands still."""
+TAIL = 4096
+"""Calls that are looked through at a time, from the last one backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +39,7 @@ class Observed:
     in_step: bool
     """A range that marks a step, a phase, a module or a collective was never left."""
     last_call: str | None
+    """The last one that does more than ask; the one it is inside, where it is inside one."""
     last_call_open: bool
     launch_without_kernel: bool
     """The last launch has no kernel in the capture, which is a sign only if the capture is whole."""
@@ -39,8 +50,8 @@ class Observed:
     module: str | None
     phase: str | None
     idle_ns: int | None
-    quiet: bool
-    """Idle for longer than a capture needs to end, and than a few steps take."""
+    usual_step_ns: int | None
+    quiet: Quiet
 
     @property
     def undone(self) -> bool:
@@ -66,6 +77,7 @@ class Observed:
             module=self.module,
             phase=self.phase,
             idle_ns=self.idle_ns,
+            usual_step_ns=self.usual_step_ns,
         )
 
 
@@ -74,26 +86,25 @@ def observe(
 ) -> Observed:
     """Look at the end of one process's capture; ``track`` is its GPU work, where it has any."""
     process = timeline.processes[process_index]
-    ranges, calls = process.ranges, process.calls
+    ranges = process.ranges
     words = vocabulary(timeline, ranges)
     marks = step_ranges(timeline, process, words, step_marker)
     open_ = np.flatnonzero(ranges.open & ~_is_capture(timeline, process))
     meanings = [words.annotations[int(words.of[row])] for row in open_.tolist()]
-    idle_ns = idle_of(timeline, process, track)
-    last_call = int(np.argmax(calls.start)) if len(calls) else None
-    if len(process.open_calls):
-        last_call = int(process.open_calls[-1])
+    idle_ns = idle_of(timeline, process, track, thresholds)
+    lasting = lasting_calls(process, timeline.captures[process.capture].stop_ns, thresholds)
+    last_call = _inside(process, lasting, marks) if len(lasting) else _last_call(timeline, process)
     collectives = {
         i for i, name in enumerate(timeline.names) if name in ("NCCL", "tracekit.comm", "tracekit.comm.detail")
     }
     in_step = any(m is not None for m in meanings) or any(int(d) in collectives for d in ranges.domain[open_])
-    needed = max(thresholds.still_ns, int(thresholds.still_steps * _usual_step(process, marks)))
+    usual_step_ns = _usual_step(process, marks)
     return Observed(
         marks=marks,
         open_ranges=tuple(_text(timeline, int(ranges.name[row])) for row in open_[-OPEN_KEPT:].tolist()),
         in_step=in_step,
-        last_call=None if last_call is None else _text(timeline, int(calls.name[last_call])),
-        last_call_open=bool(len(process.open_calls)),
+        last_call=None if last_call is None else _text(timeline, int(process.calls.name[last_call])),
+        last_call_open=bool(len(lasting)),
         launch_without_kernel=launch_without_kernel(timeline, process, track),
         whole=track is not None and len(track.ops) > 0 and int(track.ops.call[0]) != NONE,
         os_call=_os_call(process, marks, idle_ns),
@@ -101,7 +112,8 @@ def observe(
         module=next((m.module for m in reversed(meanings) if m is not None and m.module), None),
         phase=next((m.phase for m in reversed(meanings) if m is not None and m.phase), None),
         idle_ns=idle_ns,
-        quiet=idle_ns is not None and idle_ns >= needed,
+        usual_step_ns=usual_step_ns,
+        quiet=how_quiet(idle_ns, usual_step_ns, thresholds),
     )
 
 
@@ -115,24 +127,80 @@ def _is_capture(timeline: Timeline, process: Process) -> NDArray[np.bool_]:
     return result
 
 
-def idle_of(timeline: Timeline, process: Process, track: RankTrack | None) -> int | None:
-    """From the last thing that a rank is known to have done to the end of its capture, ns; None without that end."""
+def idle_of(timeline: Timeline, process: Process, track: RankTrack | None, thresholds: Thresholds) -> int | None:
+    """From the last thing that a rank is known to have done to the end of its capture, ns; None without that end.
+
+    What lasts until the end is where it stands, and nothing that it does: only its start counts.
+    """
     stop = timeline.captures[process.capture].stop_ns
     if stop is None:
         return None
     ranges, calls = process.ranges, process.calls
-    returned = np.ones(len(calls), np.bool_)
-    returned[process.open_calls] = False
-    times = [ranges.start, ranges.end[~ranges.open], calls.start, calls.end[returned]]
+    times = [ranges.start, ranges.end[~ranges.open]]
     if track is not None:
-        times.append(track.ops.end)
+        ops, lasting = track.ops, lasting_ops(track, stop, thresholds)
+        times += [ops.start[lasting], np.delete(ops.end, lasting) if len(lasting) else ops.end]
     latest = max((int(t.max()) for t in times if len(t)), default=None)
+    later = np.flatnonzero(calls.end > (np.iinfo(np.int64).min if latest is None else latest))
+    later = later[~_polls(timeline, process, later)]
+    returned = np.setdiff1d(later, lasting_calls(process, stop, thresholds), assume_unique=True)
+    latest = max((int(t.max()) for t in (calls.start[later], calls.end[returned]) if len(t)), default=latest)
     return None if latest is None else max(0, stop - latest)
 
 
-def left_undone(timeline: Timeline, process: Process, track: RankTrack | None) -> bool:
+def lasting_calls(process: Process, stop_ns: int | None, thresholds: Thresholds) -> Int64:
+    """Rows of the calls that had not returned when the capture ended, in whatever way it writes that, sorted."""
+    lasting = _lasting(process.calls.start, process.calls.end, stop_ns, thresholds)
+    return np.union1d(process.open_calls, lasting).astype(np.int64)
+
+
+def lasting_ops(track: RankTrack, stop_ns: int | None, thresholds: Thresholds) -> Int64:
+    """Rows of the communication that runs until the capture ends."""
+    found = _lasting(track.ops.start, track.ops.end, stop_ns, thresholds)
+    communicates: NDArray[np.bool_] = track.ops.kind[found] == Kind.COMM
+    return found[communicates]
+
+
+def _lasting(start: Int64, end: Int64, stop_ns: int | None, thresholds: Thresholds) -> Int64:
+    if stop_ns is None:
+        return np.empty(0, np.int64)
+    lengths = end - start
+    rows = np.flatnonzero(lengths >= thresholds.still_least_ns)
+    to_the_end: NDArray[np.bool_] = stop_ns - end[rows] <= thresholds.lasting_slack * lengths[rows]
+    return rows[to_the_end]
+
+
+def _polls(timeline: Timeline, process: Process, rows: Int64) -> NDArray[np.bool_]:
+    """Which of some calls only ask for the state of something."""
+    names, of = np.unique(process.calls.name[rows], return_inverse=True)
+    known = [i != NONE and POLLING.match(timeline.names[i]) is not None for i in names.tolist()]
+    return np.array(known, np.bool_)[of]
+
+
+def _inside(process: Process, lasting: Int64, marks: StepRanges | None) -> int:
+    """The call that a host is inside: on the thread of the steps, where there is one."""
+    own = lasting[process.calls.thread[lasting] == marks.thread] if marks is not None else lasting[:0]
+    return int((own if len(own) else lasting)[-1])
+
+
+def _last_call(timeline: Timeline, process: Process) -> int | None:
+    """The last call that does more than ask."""
+    for rows in _from_the_end(len(process.calls)):
+        found = rows[~_polls(timeline, process, rows)]
+        if len(found):
+            return int(found[-1])
+    return None
+
+
+def _from_the_end(count: int) -> Iterator[Int64]:
+    for end in range(count, 0, -TAIL):
+        yield np.arange(max(0, end - TAIL), end, dtype=np.int64)
+
+
+def left_undone(timeline: Timeline, process: Process, track: RankTrack | None, thresholds: Thresholds) -> bool:
     """Whether anything that a process began has no end in its capture: without, there is no hang to look for."""
-    unfinished = process.ranges.open.any() or len(process.open_calls) or len(process.unfinished)
+    stop = timeline.captures[process.capture].stop_ns
+    unfinished = process.ranges.open.any() or len(lasting_calls(process, stop, thresholds)) or len(process.unfinished)
     return bool(unfinished) or launch_without_kernel(timeline, process, track)
 
 
@@ -140,9 +208,13 @@ def launch_without_kernel(timeline: Timeline, process: Process, track: RankTrack
     """Whether the last launch of a process with GPU work has no operation in the capture."""
     if track is None or len(process.calls) == 0:
         return False
-    names = [i for i in np.unique(process.calls.name).tolist() if i != NONE and timeline.names[i].startswith(LAUNCHES)]
-    launches = np.flatnonzero(np.isin(process.calls.name, names))
-    return len(launches) > 0 and not bool(np.any(track.ops.call == launches[-1]))
+    for rows in _from_the_end(len(process.calls)):
+        names, of = np.unique(process.calls.name[rows], return_inverse=True)
+        launches = [i != NONE and timeline.names[i].startswith(LAUNCHES) for i in names.tolist()]
+        found = rows[np.array(launches, np.bool_)[of]]
+        if len(found):
+            return not bool(np.any(track.ops.call == found[-1]))
+    return False
 
 
 def _os_call(process: Process, marks: StepRanges | None, idle_ns: int | None) -> str | None:
@@ -155,12 +227,12 @@ def _os_call(process: Process, marks: StepRanges | None, idle_ns: int | None) ->
     return None
 
 
-def _usual_step(process: Process, marks: StepRanges | None) -> int:
-    """Median length of the steps that ended, ns; 0 without any."""
+def _usual_step(process: Process, marks: StepRanges | None) -> int | None:
+    """Median length of the steps that ended, ns; None without any."""
     if marks is None:
-        return 0
+        return None
     ended = ~np.isin(marks.start, process.ranges.start[process.ranges.open])
-    return int(np.median(marks.end[ended] - marks.start[ended])) if ended.any() else 0
+    return int(np.median(marks.end[ended] - marks.start[ended])) if ended.any() else None
 
 
 def _last_step(marks: StepRanges | None) -> int | None:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.evidence import State
 from tracekit.metrics.clocks import ClockFit, fit_captures
 from tracekit.metrics.hangs.issued import Group, Issued
 from tracekit.metrics.lags import lag_at
@@ -42,6 +41,8 @@ class Progress:
     state: Int8
     end: Int64
     """When its last kernel ended, on the capture's clock; NO_END."""
+    stream: Int64
+    """Where a kernel of it ran; NONE."""
 
 
 def clocks_of(
@@ -132,16 +133,3 @@ def aligned(
             if at < len(rows) and at - lag < len(reference[1]):
                 seqs[i][group] += seqs[reference[0]][reference[1][at - lag]] - seqs[i][rows[at]]
     return seqs
-
-
-def alike(issued: Sequence[Issued | None], progress: Sequence[Progress | None], seqs: Sequence[Int64]) -> bool:
-    """Whether the collectives that are over are of one op on all ranks, ordinal by ordinal."""
-    known: dict[int, int] = {}
-    for each, done, seq in zip(issued, progress, seqs, strict=True):
-        if each is None or done is None:
-            continue
-        over = np.flatnonzero((done.state == State.COMPLETED) | (done.state == State.UNKNOWN))
-        for number, op in zip(seq[over].tolist(), each.op[over].tolist(), strict=True):
-            if known.setdefault(number, op) != op:
-                return False
-    return True

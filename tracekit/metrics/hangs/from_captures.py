@@ -17,9 +17,11 @@ from tracekit.config import DEFAULT, Thresholds
 from tracekit.evidence import Activity, Communicator, Entries, Evidence, RankEvidence, State
 from tracekit.intervals import innermost
 from tracekit.metrics.clocks import ClockFit
-from tracekit.metrics.hangs.activity import Observed, idle_of, left_undone, observe
-from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, alike, clocks_of, communicators_of, named
+from tracekit.metrics.hangs.activity import Observed, idle_of, lasting_ops, left_undone, observe
+from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, clocks_of, communicators_of, named
 from tracekit.metrics.hangs.issued import Group, Issued, issued_by_all
+from tracekit.metrics.hangs.quiet import Quiet
+from tracekit.metrics.hangs.unnamed import alike, by_op, by_stream, in_order
 from tracekit.metrics.identity import communicator_sizes, world_size
 from tracekit.readers.raw import Names
 from tracekit.timeline import NONE, Process, Timeline
@@ -28,10 +30,13 @@ Int8 = NDArray[np.int8]
 Int64 = NDArray[np.int64]
 
 
-def evidence_of(timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_marker: str | None = None) -> Evidence:
+def evidence_of(
+    timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_marker: str | None = None, asked: bool = False
+) -> Evidence:
     """The evidence of a timeline, with or without GPU work.
 
-    ``step_marker`` names the ranges that mark steps, as for `analyze`. Never fails: what cannot be told is UNKNOWN or
+    ``step_marker`` names the ranges that mark steps, as for `analyze`; ``asked``: the job is said to hang, so that a
+    quiet end is a sign even where it is too short to prove that. Never fails: what cannot be told is UNKNOWN or
     None, and ``notes`` say what was passed over.
     """
     members = members_of(timeline)
@@ -42,21 +47,19 @@ def evidence_of(timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_ma
     vocabulary, issued = issued_by_all(timeline, processes, created, communicator_sizes(timeline), names)
     issued = _one_device_each(members, issued, notes)
     seen = [observe(timeline, m.process, m.track, step_marker, thresholds) for m in members]
-    progress = [_progress(timeline, m, i) if i is not None else None for m, i in zip(members, issued, strict=True)]
+    progress = [
+        _progress(timeline, m, i, thresholds) if i is not None else None for m, i in zip(members, issued, strict=True)
+    ]
     clocks = clocks_of(timeline, members, issued, progress, names, thresholds)
+    lacking = []
+    if vocabulary in ("nccl", "torch"):
+        issued, told = _told_apart(members, processes, issued, progress, clocks, names)
+        notes += told[:1]
+        lacking += told[1:]
     groups = communicators_of(members, issued)
     seqs = aligned(members, processes, issued, progress, clocks, groups, notes)
-    lacking = []
     if vocabulary == "none":
         lacking.append("NVTX ranges of the collectives (nsys profile -t cuda,nvtx)")
-    elif vocabulary in ("nccl", "torch"):
-        notes.append("no source names the communicators: all collectives of a rank count as one sequence")
-        if not alike(issued, progress, seqs):
-            issued = [None] * len(members)
-            lacking.append(
-                "the communicators of the collectives, which ranks do not call alike"
-                " (nsys 2024.6 or newer, nsys export --include-blobs=true)"
-            )
     ranks = []
     for m, process, each, done, seq, watched in zip(members, processes, issued, progress, seqs, seen, strict=True):
         info = timeline.captures[process.capture]
@@ -76,7 +79,7 @@ def evidence_of(timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_ma
         communicators=tuple(_communicator(timeline, group) for group in groups),
         names=names.as_tuple(),
         world_size=world_size(timeline),
-        interrupted=_interrupted(seen, progress),
+        interrupted=_interrupted(seen, progress, asked=asked),
         notes=tuple(dict.fromkeys(notes)),
         lacking=tuple(lacking),
     )
@@ -84,13 +87,11 @@ def evidence_of(timeline: Timeline, thresholds: Thresholds = DEFAULT, *, step_ma
 
 def may_stand_still(timeline: Timeline, thresholds: Thresholds = DEFAULT) -> bool:
     """Whether the captures have any sign of a hang, at a glance: something undone, and a quiet end."""
-    quiet = undone = False
-    for m in members_of(timeline):
-        process = timeline.processes[m.process]
-        idle_ns = idle_of(timeline, process, m.track)
-        quiet = quiet or (idle_ns is not None and idle_ns >= thresholds.still_ns)
-        undone = undone or left_undone(timeline, process, m.track)
-    return quiet and undone
+    members = members_of(timeline)
+    idle = (idle_of(timeline, timeline.processes[m.process], m.track, thresholds) for m in members)
+    if not any(ns is not None and ns >= thresholds.still_least_ns for ns in idle):
+        return False
+    return any(left_undone(timeline, timeline.processes[m.process], m.track, thresholds) for m in members)
 
 
 def members_of(timeline: Timeline) -> list[Member]:
@@ -118,20 +119,60 @@ def _one_device_each(
     return [None if m.process in shared else each for m, each in zip(members, issued, strict=True)]
 
 
-def _progress(timeline: Timeline, member: Member, issued: Issued) -> Progress:
+def _told_apart(
+    members: Sequence[Member],
+    processes: Sequence[Process],
+    issued: list[Issued | None],
+    progress: Sequence[Progress | None],
+    clocks: dict[int, ClockFit | None],
+    names: Names,
+) -> tuple[list[Issued | None], list[str]]:
+    """(collectives that no source names a communicator for, [how they are compared, what is lacking to compare them]).
+
+    As one sequence where ranks call that alike and end it in order; else by stream, or by op, where that makes them
+    alike; else as one sequence where only what is not over differs; else not at all.
+    """
+
+    def numbered(some: list[Issued | None]) -> list[Int64]:
+        return aligned(members, processes, some, progress, clocks, communicators_of(members, some), [])
+
+    one = numbered(issued)
+    over_alike = alike(issued, progress, one, all_of_them=False)
+    if not (in_order(progress) and alike(issued, progress, one, all_of_them=True)):
+        by_ops = by_op(issued, one, names.as_tuple()) if over_alike else None
+        for parted, how in (
+            (by_stream(issued, progress, names.as_tuple()), "by the streams that they run on"),
+            (by_ops, "by op"),
+        ):
+            if parted is not None and alike(parted, progress, numbered(parted), all_of_them=True):
+                return parted, [f"no source names the communicators: collectives are told apart {how}"]
+    note = "no source names the communicators: all collectives of a rank count as one sequence"
+    if over_alike:
+        return issued, [note]
+    lacking = (
+        "the communicators of the collectives, which ranks do not call alike"
+        " (nsys 2024.6 or newer, nsys export --include-blobs=true)"
+    )
+    return [None] * len(members), [note, lacking]
+
+
+def _progress(timeline: Timeline, member: Member, issued: Issued, thresholds: Thresholds) -> Progress:
     process = timeline.processes[member.process]
     ranges, calls = process.ranges, process.calls
     open_ = ranges.open[issued.row]
     state = np.where(open_, State.ISSUED, State.UNKNOWN).astype(np.int8)
-    end = np.full(len(issued), NO_END, np.int64)
+    end, stream = np.full(len(issued), NO_END, np.int64), np.full(len(issued), NONE, np.int64)
     if member.track is None or len(calls) == 0:
-        return Progress(state=state, end=end)
+        return Progress(state=state, end=end, stream=stream)
     ops = member.track.ops
-    launched = np.flatnonzero(ops.call != NONE)
+    lasting = lasting_ops(member.track, timeline.captures[process.capture].stop_ns, thresholds)
+    launched = np.setdiff1d(np.flatnonzero(ops.call != NONE), lasting, assume_unique=True)
     holds = _holding(process, issued)
     of_op = holds[ops.call[launched]]
-    np.maximum.at(end, of_op[of_op >= 0], ops.end[launched[of_op >= 0]])
-    started = holds[process.unfinished]
+    ran = launched[of_op >= 0]
+    np.maximum.at(end, of_op[of_op >= 0], ops.end[ran])
+    stream[of_op[of_op >= 0]] = ops.stream[ran]
+    started = holds[np.concatenate([process.unfinished, ops.call[lasting][ops.call[lasting] != NONE]])]
     called = np.zeros(len(issued), np.bool_)
     called[holds[holds >= 0]] = True
     state[called] = State.ISSUED
@@ -141,7 +182,7 @@ def _progress(timeline: Timeline, member: Member, issued: Issued) -> Progress:
     last = np.flatnonzero(end != NO_END)[-1:]
     rest = state[last[0] + 1 :] if len(last) else state[:0]
     rest[rest == State.UNKNOWN] = State.ISSUED
-    return Progress(state=state, end=end)
+    return Progress(state=state, end=end, stream=stream)
 
 
 def _holding(process: Process, issued: Issued) -> Int64:
@@ -220,12 +261,13 @@ def _activity(timeline: Timeline, process: Process, issued: Issued | None, seen:
     return seen.activity(last)
 
 
-def _interrupted(seen: Sequence[Observed], progress: Sequence[Progress | None]) -> bool | None:
+def _interrupted(seen: Sequence[Observed], progress: Sequence[Progress | None], *, asked: bool) -> bool | None:
     """Whether the job stood still when its captures ended.
 
     It did if something was left undone and every rank was quiet; it did not if nothing was, or if no rank that left
-    something undone was quiet. None where some were quiet and others were at work. A launch without its kernel is a
-    sign only where all captures are whole: one that was cut out of a longer one has such launches, and a quiet end.
+    something undone was quiet. None where some were quiet and others were at work, and where somebody who asks why the
+    job hangs has ranks that were quiet for a while. A launch without its kernel is a sign only where all captures are
+    whole: one that was cut out of a longer one has such launches, and a quiet end.
     """
     whole = all(rank.whole for rank in seen)
     undone = []
@@ -235,7 +277,7 @@ def _interrupted(seen: Sequence[Observed], progress: Sequence[Progress | None]) 
         undone.append(rank.undone or bool(np.any(states == State.STARTED)) or (whole and launched))
     if not any(undone):
         return False
-    quiet = [rank.quiet for rank in seen]
-    if all(quiet):
+    if all(rank.quiet is Quiet.STILL for rank in seen):
         return True
-    return None if any(q for q, u in zip(quiet, undone, strict=True) if u) else False
+    suspicious = Quiet.LONG if asked else Quiet.STILL
+    return None if any(rank.quiet >= suspicious for rank, u in zip(seen, undone, strict=True) if u) else False

@@ -13,6 +13,7 @@ from tracekit.metrics.hangs.causes import Cause, Kind
 from tracekit.metrics.hangs.compare import culprits_of, describe
 from tracekit.metrics.hangs.cycles import edges_of, odd_ones
 from tracekit.metrics.hangs.examine import Examined
+from tracekit.metrics.hangs.granted import taken_for_granted, unknown_members
 from tracekit.metrics.hangs.graph import Node
 from tracekit.metrics.hangs.peers import decided_by_peers
 from tracekit.metrics.hangs.sides import (
@@ -25,7 +26,7 @@ from tracekit.metrics.hangs.sides import (
     sides,
     step_of,
 )
-from tracekit.metrics.hangs.still import Still, stands_still
+from tracekit.metrics.hangs.still import Still, at_work, stands_still, stopped_outside, suspicion
 from tracekit.metrics.hangs.waits import waits_of
 from tracekit.metrics.hangs.words import lacking_ranks, listed, newer, ranks_in_words, silent
 from tracekit.results import Hang, Unfinished, Waiting
@@ -74,7 +75,7 @@ def conclude(examined: Examined, causes: Sequence[Cause]) -> Hang:
 def _concluded(examined: Examined, cause: Cause | None) -> Hang:
     evidence = examined.evidence
     if cause is not None and evidence.interrupted is False:  # what differs did not keep the job from going on
-        draft = _moving(Still.NO, cause.group)
+        draft = _moving(examined, Still.NO, cause)
     else:
         draft = _without_cause(examined) if cause is None else _on_cause(examined, cause)
     group = draft.group
@@ -151,6 +152,9 @@ def _without_cause(examined: Examined) -> Draft:
         return Draft(verdict="undecided", lacking=[*silent(examined), *states])
     if evidence.interrupted and (told := silent(examined)):
         return Draft(verdict="undecided", lacking=told)
+    if stopped_outside(evidence):
+        further = "captures of further ranks: these stopped outside of any collective, with none of theirs unfinished"
+        return Draft(verdict="undecided", lacking=[further])
     return Draft(verdict="not_a_hang", notes=["all collectives were launched by all ranks and completed"])
 
 
@@ -161,7 +165,7 @@ def _on_cause(examined: Examined, cause: Cause) -> Draft:
     assert node is not None  # of all other kinds it is there
     still = stands_still(examined, node.waiting, node.part.free)
     if still is not Still.YES:
-        return _moving(still, cause.group)
+        return _moving(examined, still, cause)
     if draft := _steps_apart(examined, cause.group):
         return draft
     if cause.kind is Kind.CYCLE:
@@ -175,7 +179,9 @@ def _absent(examined: Examined, group: int, node: Node) -> Draft:
     if np.isin(free, examined.stale).any() or (old.size and old.all()):
         return Draft(verdict="undecided", group=group, lacking=[newer(examined)])
     verdict = "host_blocked" if _all_blocked(examined, free) else "missing_rank"
-    return Draft(verdict=verdict, group=group, culprits=examined.ranks(free), missing=examined.ranks(free))
+    named, busy = examined.ranks(free), at_work(examined, free)
+    notes = [f"{ranks_in_words(examined, busy)} did other work until the capture ended"] if busy.size else []
+    return Draft(verdict=verdict, group=group, culprits=named, missing=named, notes=notes)
 
 
 def _steps_apart(examined: Examined, latest: int, *, itself: bool = True) -> Draft | None:
@@ -199,13 +205,17 @@ def _mismatched(examined: Examined, group: int) -> Draft:
     return Draft(verdict=mismatch.verdict, group=group, culprits=culprits)
 
 
-def _moving(still: Still, group: int) -> Draft:
-    """Ranks wait at the end of their captures, which proves nothing."""
-    if still is Still.NO:
+def _moving(examined: Examined, still: Still, cause: Cause) -> Draft:
+    """Ranks wait at the end of their captures, which proves nothing, or not enough."""
+    if still is Still.NO or cause.node is None:
         note = "the captures end at different times, or while collectives run: that cuts them off and is no hang"
         return Draft(verdict="not_a_hang", group=None, notes=[note])
     lacking = "captures of the waiting ranks and of those they wait for that go on for longer"
-    return Draft(verdict="undecided", group=group, lacking=[lacking])
+    strength = suspicion(examined, cause.node.waiting)
+    free = cause.node.part.free
+    notes = [f"suspected: {ranks_in_words(examined, free)} had not launched it"] if free.size else []
+    lacking = lacking if strength is None else f"{lacking}: {strength}"
+    return Draft(verdict="undecided", group=cause.group, lacking=[lacking], notes=notes)
 
 
 def _inverted(examined: Examined, cause: Cause) -> Draft:
@@ -242,7 +252,7 @@ def _arrived(examined: Examined, cause: Cause) -> Draft:
         culprits = examined.ranks(inside) if len(inside) < len(finished) else NO_RANKS
         return Draft(verdict="state_mismatch", group=cause.group, culprits=culprits)
     if cause.kind is Kind.ARRIVED:
-        return Draft(verdict="unfinished", group=cause.group)
+        return Draft(verdict="unfinished", group=cause.group, notes=taken_for_granted(examined, cause.group))
     state = table.state[at]
     late = inside[state == state[state != State.UNKNOWN].min()]
     furthest = inside[state == state.max()]
@@ -263,7 +273,7 @@ def _lacking_to_blame(examined: Examined, group: int, at: slice) -> list[str]:
     if unlisted.size and not examined.evidence.only_unfinished:
         called = f"what {ranks_in_words(examined, unlisted)} called as number {examined.seq_of(group)}"
         return [f"{called}: the entry is lost"]
-    untold = _unknown_members(examined, group)
+    untold = unknown_members(examined, group)
     return [untold] if untold else []
 
 
@@ -271,17 +281,6 @@ def _even(examined: Examined, at: slice) -> bool:
     """Whether all ranks send and receive equally much."""
     sizes = np.concatenate([examined.table.elements_in[at], examined.table.elements_out[at]])
     return bool(sizes.min() == sizes.max() != UNKNOWN)
-
-
-def _unknown_members(examined: Examined, group: int) -> str | None:
-    """What is lacking where no source tells who belongs to a communicator, and not all ranks of the job are there."""
-    evidence = examined.evidence
-    index = examined.communicator_of(group)
-    if examined.members[index].size is not None:
-        return None
-    if evidence.world_size is not None and len(evidence.ranks) >= evidence.world_size:
-        return None
-    return f"which ranks belong to communicator {evidence.communicators[index].name}, and evidence of all of them"
 
 
 def _all_blocked(examined: Examined, rows: Int32) -> bool:
