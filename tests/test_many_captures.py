@@ -152,7 +152,7 @@ def test_an_end_in_the_middle_leaves_nothing(
     (tmp_path / "slow.py").write_text(
         "import os, pathlib, tempfile, time\n"
         "here = pathlib.Path(__file__).parent\n"
-        "def read(path, index):\n"
+        "def read(path, index, classes):\n"
         "    with tempfile.TemporaryDirectory():\n"
         "        (here / f'{index}.begun').touch()\n"
         "        while len(list(here.glob('*.begun'))) < 2:  # on a busy machine one starts long before the other\n"

@@ -44,7 +44,7 @@ from tracekit.metrics.views import Detail
 from tracekit.metrics.world import start_up_left_out, world
 from tracekit.options import Options, picked_host_ranks, picked_ranks, picked_steps
 from tracekit.readers.nsys_sqlite import REMEDIES
-from tracekit.results import Analysis, Capture, CriticalPath, Finding, Hang, Rank, Replay, SkippedRule, Steady
+from tracekit.results import Analysis, Capture, CriticalPath, Finding, Hang, LeftOut, Rank, Replay, SkippedRule, Steady
 from tracekit.rules import check_all, reported
 from tracekit.rules.base import Context, mean_step
 from tracekit.rules.gains import replayed
@@ -154,6 +154,7 @@ def examine(
         replay, findings = replayed(steps, ranks_of_steps, verdict.stragglers, findings, asked, options.thresholds)
     analysis = Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
+        left_out=tuple(LeftOut(path=path, reason=reason) for path, reason in timeline.left_out),
         ranks=ranks,
         steady=steady,
         collectives=table,
@@ -206,6 +207,7 @@ def _host_view(timeline: Timeline, options: Options) -> Analysis:
     told = finding is not None and reported(finding.rule, options.select, options.ignore)
     return Analysis(
         captures=tuple(_capture(timeline, i, ()) for i in range(len(timeline.captures))),
+        left_out=tuple(LeftOut(path=path, reason=reason) for path, reason in timeline.left_out),
         ranks=(),
         steady=None,
         collectives=(),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from glob import glob
 from os import PathLike
 from pathlib import Path
 
 from tracekit.errors import CaptureError, NoGpuWorkError
+from tracekit.kernel_classes import BY_NAME, KernelClasses
 from tracekit.ranks import assign_ranks
 from tracekit.readers.database import Progress
 from tracekit.readers.many import read_captures
@@ -26,6 +28,8 @@ def open_captures(
     show_export: bool = False,
     require_ranks: bool = True,
     workers: int | None = None,
+    kernels: KernelClasses = BY_NAME,
+    strict: bool = True,
 ) -> Timeline:
     """Read captures of one job into a timeline.
 
@@ -33,13 +37,24 @@ def open_captures(
     being read and returns a callback for (rows done, rows expected), or None. Without ``require_ranks`` a timeline
     without ranks is returned rather than an error. ``workers`` is the number of processes that read, 0 for this one
     alone; None starts as many as pay, none for a single capture. The timeline is the same whatever the number.
+    ``kernels`` says which kernels are communication or compute, where their names do not. Where not ``strict``, of
+    several captures those that cannot be read are left out; `Timeline.left_out` names them, and those without ranks.
 
     Raises `CaptureError` for what cannot be read and `NoGpuWorkError` when no capture holds a rank.
     """
-    raw, names = read_captures(find_captures(paths), progressing=progressing, show_export=show_export, workers=workers)
+    raw, names, left_out = read_captures(
+        find_captures(paths),
+        progressing=progressing,
+        show_export=show_export,
+        workers=workers,
+        classes=kernels,
+        strict=strict,
+    )
     if require_ranks and not any(capture.tracks for capture in raw):
         raise _no_ranks(raw)
-    return _assemble(raw, names)
+    if require_ranks and not strict:
+        left_out += tuple((capture.info.path, f"it holds {_held(capture)}") for capture in raw if not capture.tracks)
+    return replace(_assemble(raw, names), kernel_classes=kernels, left_out=left_out)
 
 
 def find_captures(paths: Sequence[str | PathLike[str]]) -> list[Path]:
@@ -138,19 +153,35 @@ def _assemble(raw: Sequence[RawCapture], names: tuple[str, ...]) -> Timeline:
 def _no_ranks(raw: Sequence[RawCapture]) -> NoGpuWorkError:
     """Why the captures hold no rank."""
     where = ", ".join(capture.info.path for capture in raw[:3]) + (f" and {len(raw) - 3} more" if len(raw) > 3 else "")
-    calls = sum(len(process.calls) for capture in raw for process in capture.processes)
     ranges = sum(len(process.ranges) for capture in raw for process in capture.processes)
-    copies = sum(len(capture.info.auxiliary) for capture in raw)
-    if copies:
-        what = "only copies and memsets, no kernels"
-    elif calls:
-        what = f"{calls:,} CUDA API calls and no GPU work"
-    else:
-        what = "no GPU work" + (f" ({ranges:,} NVTX ranges)" if ranges else "")
-    said = next((text for capture in raw for text in capture.info.diagnostics), None)
+    what = _held(*raw)
+    said = _about_cuda([text for capture in raw for text in capture.info.diagnostics])
     warning = f" The profiler said: {' '.join(said.split())[:200]}" if said else ""
     if ranges:
         hint = "For what NVTX alone says: --allow-no-gpu. For GPU time capture with nsys profile -t cuda,nvtx."
         return NoGpuWorkError(f"{where}: the capture holds {what}.{warning}", hint=hint)
     hint = "Capture with nsys profile -t cuda,nvtx, on the machine with the GPU, and let the job run past its warm-up."
     return NoGpuWorkError(f"{where}: the capture holds {what}.{warning}", hint=hint)
+
+
+def _held(*raw: RawCapture) -> str:
+    """What captures without ranks hold, in words."""
+    calls = sum(len(process.calls) for capture in raw for process in capture.processes)
+    ranges = sum(len(process.ranges) for capture in raw for process in capture.processes)
+    if any(capture.info.auxiliary for capture in raw):
+        return "only copies and memsets, no kernels"
+    if calls:
+        return f"{calls:,} CUDA API calls and no GPU work"
+    return "no GPU work" + (f" ({ranges:,} NVTX ranges)" if ranges else "")
+
+
+def _about_cuda(said: Sequence[str]) -> str | None:
+    """Of the profiler's warnings the one that can be why there is no GPU work: about CUDA, a failure first."""
+    about = [text for text in said if CUDA.search(text)]
+    return next((text for text in about if FAILED.search(text)), next(iter(about or said), None))
+
+
+CUDA = re.compile(r"\b(?:CUDA|CUPTI|GPU|driver)\b", re.IGNORECASE)
+FAILED = re.compile(
+    r"too new|newer|not support|unsupported|fail|could not|cannot|did not|unable|not start", re.IGNORECASE
+)

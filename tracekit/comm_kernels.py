@@ -130,9 +130,9 @@ def known_comm(qualified: str, name: str) -> CommKernel | None:
         if family.names.search(qualified):
             if (family.local and family.local.search(plain)) or _MATMUL.search(plain):
                 return None
-            return CommKernel(family.op or _op(plain), family.source, bool(_FUSED.search(plain)))
+            return CommKernel(family.op or op_in(plain), family.source, bool(_FUSED.search(plain)))
     if _SIGNALS.search(name):
-        return CommKernel(_op(plain), "PyTorch", False)
+        return CommKernel(op_in(plain), "PyTorch", False)
     return None
 
 
@@ -144,7 +144,8 @@ def is_suspected(qualified: str) -> bool:
     return bool(_SUSPICIOUS.search(plain)) and not _IN_ONE_BLOCK.search(plain) and not qualified.startswith(_FUSIONS)
 
 
-def _op(plain: str) -> str:
+def op_in(plain: str) -> str:
+    """The collective that the words of a function's name say, or ``unknown``."""
     squeezed = plain.replace("_", "").lower()
     if "userbuffers_" in plain:  # ..._rr_rs_oop_fp8, ..._rw_ag
         words = plain.split("_")

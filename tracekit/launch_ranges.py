@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,15 @@ def range_around(calls: Calls, ranges: Ranges, picked: NDArray[np.bool_], launch
     return answer
 
 
-def ops_by_name(ranges: Ranges, names: Sequence[str]) -> dict[int, str]:
+class NameTable(Protocol):
+    """Names by index, being read or read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
+
+
+def ops_by_name(ranges: Ranges, names: NameTable) -> dict[int, str]:
     """The collectives that names of ranges say, by index into ``names``."""
     present = np.zeros(len(names) + 1, np.bool_)  # the last entry is NONE's
     present[ranges.name] = True
@@ -36,7 +44,7 @@ def ops_by_name(ranges: Ranges, names: Sequence[str]) -> dict[int, str]:
     return {i: op for i, op in found if op is not None}
 
 
-def named_ops(calls: Calls, ranges: Ranges, names: Sequence[str], launched_by: Int32) -> list[str | None]:
+def named_ops(calls: Calls, ranges: Ranges, names: NameTable, launched_by: Int32) -> list[str | None]:
     """What the innermost range that names a collective says around the call that launched each operation."""
     ops = ops_by_name(ranges, names)
     if not ops:

@@ -6,6 +6,8 @@
     select = ["TK1", "TK201"]       # codes, or beginnings of codes
     ignore = ["TK904"]
     fail-on = "warning"
+    comm-kernels = ["my_exchange=all_to_all"]   # PATTERN[=op]: kernels that communicate
+    compute-kernels = ["a2a_layout"]            # and kernels that do not
 
     [tool.tracekit.thresholds]
     wait_share = 0.03               # names and defaults: docs/reference/settings.md
@@ -27,7 +29,7 @@ from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import UsageError
 
 SEVERITIES = ("info", "warning", "error")
-KEYS = ("select", "ignore", "fail-on", "thresholds")
+KEYS = ("select", "ignore", "fail-on", "comm-kernels", "compute-kernels", "thresholds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,9 @@ class Settings:
     """Codes, or beginnings of codes, of the rules to report; () for all."""
     ignore: tuple[str, ...] = ()
     fail_on: str | None = None
+    comm_kernels: tuple[str, ...] = ()
+    """``PATTERN[=op]`` of kernels that communicate, whatever their names tell."""
+    compute_kernels: tuple[str, ...] = ()
     thresholds: Thresholds = DEFAULT
 
 
@@ -70,18 +75,20 @@ def _settings(path: Path, table: object) -> Settings:
     if not isinstance(thresholds, Mapping):
         raise UsageError(f"{path}: thresholds is no table", hint="Write [tool.tracekit.thresholds].")
     return Settings(
-        select=_codes(path, table, "select"),
-        ignore=_codes(path, table, "ignore"),
+        select=_texts(path, table, "select", "codes", '["TK1", "TK201"]'),
+        ignore=_texts(path, table, "ignore", "codes", '["TK1", "TK201"]'),
         fail_on=fail_on,
+        comm_kernels=_texts(path, table, "comm-kernels", "patterns", '["my_exchange=all_to_all"]'),
+        compute_kernels=_texts(path, table, "compute-kernels", "patterns", '["a2a_layout"]'),
         thresholds=with_thresholds(DEFAULT, thresholds, str(path)),
     )
 
 
-def _codes(path: Path, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    codes = table.get(key, [])
-    if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
-        raise UsageError(f"{path}: {key} is no list of codes", hint=f'Write it like {key} = ["TK1", "TK201"].')
-    return tuple(codes)
+def _texts(path: Path, table: Mapping[str, Any], key: str, what: str, example: str) -> tuple[str, ...]:
+    texts = table.get(key, [])
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{path}: {key} is no list of {what}", hint=f"Write it like {key} = {example}.")
+    return tuple(texts)
 
 
 def with_thresholds(base: Thresholds, given: Mapping[str, object], where: str) -> Thresholds:

@@ -13,6 +13,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.kernel_classes import BY_NAME, KernelClasses
+
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
@@ -260,3 +262,7 @@ class Timeline:
     """Every distinct name, once; the tables above hold indices."""
     rank_conflicts: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """(rank, captures that claim it), for each rank that more than one (process, device) pair claims."""
+    kernel_classes: KernelClasses = BY_NAME
+    """What the user says of kernels; read with it."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(path, reason) of captures that were named and could not be read, or hold no GPU work."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.commands.kernels import chosen_classes, kernel_options
 from tracekit.commands.output import can_encode, check_outputs, print_text, progress, size_words, write
 from tracekit.commands.status import ExitStatus
 from tracekit.commands.types import SEVERITIES, Count, Numbers, Window
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 @click.option(
     "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
 )
+@kernel_options
 @click.option("--model", metavar="NAME", help="The model: a known name such as llama-70b, or a config.json.")
 @click.option("--params", type=Count(), help="Its number of parameters, e.g. 70e9 or 7B, in place of that.")
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a step, over all GPUs.")
@@ -107,6 +109,8 @@ def analyze(
     verbose: bool,
     quiet: bool,
     no_color: bool,
+    comm_kernels: tuple[str, ...],
+    compute_kernels: tuple[str, ...],
     **given: Any,
 ) -> int:
     """Account for every nanosecond of a step and say what exposes communication.
@@ -135,7 +139,14 @@ def analyze(
         raise UsageError("--format sarif with --no-rules: a run without findings would pass", hint="Leave one out.")
     options = _options(settings, allow_no_gpu, given)
     with progress(quiet) as (progressing, shown):
-        timeline = open_captures(*files, progressing=progressing, show_export=shown, require_ranks=not allow_no_gpu)
+        timeline = open_captures(
+            *files,
+            progressing=progressing,
+            show_export=shown,
+            require_ranks=not allow_no_gpu,
+            kernels=chosen_classes(settings, comm_kernels, compute_kernels),
+            strict=False,
+        )
     with progress(quiet, "Measuring") as (progressing, _):
         analysis, detail = examine(timeline, options, progressing=progressing)
     for option, path in (("--html", html_path), ("--perfetto", perfetto_path)):
@@ -277,7 +288,7 @@ def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: lis
 
 
 def _status(analysis: Analysis, fail_on: str | None) -> int:
-    if fail_on is None:
-        return ExitStatus.DONE
     worst = max((SEVERITIES.index(finding.severity) for finding in analysis.findings), default=-1)
-    return ExitStatus.FINDING if worst >= SEVERITIES.index(fail_on) else ExitStatus.DONE
+    if fail_on is not None and worst >= SEVERITIES.index(fail_on):
+        return ExitStatus.FINDING
+    return ExitStatus.LEFT_OUT if analysis.left_out else ExitStatus.DONE

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.commands.kernels import chosen_classes
 from tracekit.commands.output import can_encode, check_outputs, print_text, progress, size_words, write
 from tracekit.commands.status import ExitStatus
 from tracekit.commands.types import Share
@@ -118,7 +119,8 @@ def _run(path: str, settings: Settings, quiet: bool) -> Analysis:
         select=known_codes(settings.select), ignore=known_codes(settings.ignore), thresholds=settings.thresholds
     )
     with progress(quiet) as (progressing, shown):
-        timeline = open_captures(path, progressing=progressing, show_export=shown)
+        kernels = chosen_classes(settings, (), ())
+        timeline = open_captures(path, progressing=progressing, show_export=shown, kernels=kernels)
     with progress(quiet, "Measuring") as (progressing, _):
         return analyze_timeline(timeline, options, progressing=progressing)
 

@@ -12,5 +12,6 @@ class ExitStatus(IntEnum):
     FINDING = 1
     USAGE = 2
     UNREADABLE = 3
+    LEFT_OUT = 4
     INTERNAL = 70
     INTERRUPTED = 130

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tracekit.annotations import mark_fields
 from tracekit.intervals import innermost, owned
-from tracekit.kernels import describe_kernel, nccl_call_op
+from tracekit.kernels import nccl_call_op
 from tracekit.launch_ranges import named_ops
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.lost_payloads import joined_by_stream
@@ -248,7 +248,8 @@ class NcclCalls:
 
 
 def _ops_by_name(timeline: Timeline, name: NDArray[np.int32]) -> list[str]:
-    known = {i: describe_kernel(timeline.names[i]).op or UNKNOWN_OP for i in np.unique(name).tolist()}
+    describe = timeline.kernel_classes.describe
+    known = {i: describe(timeline.names[i]).op or UNKNOWN_OP for i in np.unique(name).tolist()}
     return [known[i] for i in name.tolist()]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tracekit.errors import CaptureError
+from tracekit.kernel_classes import BY_NAME, KernelClasses
 from tracekit.readers.database import MAGIC, Progress, open_database, read_header
 from tracekit.readers.nsys_rep import export_to_sqlite
 from tracekit.readers.nsys_sqlite import read_nsys_sqlite
@@ -13,7 +14,12 @@ from tracekit.readers.raw import Names, RawCapture
 
 
 def read_capture(
-    path: Path, names: Names, index: int, progressing: Callable[[str], Progress | None], show_export: bool
+    path: Path,
+    names: Names,
+    index: int,
+    progressing: Callable[[str], Progress | None],
+    show_export: bool,
+    classes: KernelClasses = BY_NAME,
 ) -> RawCapture:
     """Read one capture, the ``index``-th of its job; ``names`` is added to.
 
@@ -36,25 +42,28 @@ def read_capture(
             f"{path}: an empty file",
             hint="Capture again; nsys writes the report when it is interrupted, not when it is killed.",
         )
+
+    def read(export: Path, file_format: str) -> RawCapture:
+        with open_database(export) as database:
+            return read_nsys_sqlite(
+                database,
+                names,
+                capture=index,
+                path=str(path),
+                file_format=file_format,
+                progressing=progressing,
+                classes=classes,
+            )
+
     if not is_report:
-        with open_database(path) as database:
-            return read_nsys_sqlite(database, names, capture=index, path=str(path), progressing=progressing)
+        return read(path, "nsys-sqlite")
     export, is_new = export_to_sqlite(path, show_progress=show_export)
     try:
-        return _read_export(export, path, names, index, progressing)
+        return read(export, "nsys-rep")
     except CaptureError:
         if is_new:
             raise
         # An export in the cache can have been damaged since it was made.
         export.unlink(missing_ok=True)
         export, _ = export_to_sqlite(path, show_progress=show_export)
-        return _read_export(export, path, names, index, progressing)
-
-
-def _read_export(
-    export: Path, report: Path, names: Names, index: int, progressing: Callable[[str], Progress | None]
-) -> RawCapture:
-    with open_database(export) as database:
-        return read_nsys_sqlite(
-            database, names, capture=index, path=str(report), file_format="nsys-rep", progressing=progressing
-        )
+        return read(export, "nsys-rep")

@@ -8,6 +8,7 @@ measured, not for all its events.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from tracekit import workers as processes
 from tracekit.errors import CaptureError
+from tracekit.kernel_classes import BY_NAME, KernelClasses
 from tracekit.readers.database import Progress
 from tracekit.readers.files import read_capture
 from tracekit.readers.raw import Names, RawCapture
@@ -32,10 +34,13 @@ def read_captures(
     progressing: Callable[[str], Progress | None],
     show_export: bool,
     workers: int | None = None,
-) -> tuple[list[RawCapture], tuple[str, ...]]:
-    """(captures in the order of ``paths``, their names). ``workers`` as in `tracekit.capture.open_captures`.
+    classes: KernelClasses = BY_NAME,
+    strict: bool = True,
+) -> tuple[list[RawCapture], tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """(captures in the order of ``paths``, their names, path and reason of those left out).
 
-    Raises `CaptureError` for the first of the captures that cannot be read.
+    ``workers`` as in `tracekit.capture.open_captures`. Raises `CaptureError` for the first of the captures that cannot
+    be read; where not ``strict`` only if none can.
     """
     progress = progressing("captures") if len(paths) > 1 else None
 
@@ -44,13 +49,30 @@ def read_captures(
             progress(done, len(paths))
 
     count = _workers(paths) if workers is None else workers
+    names = Names()
     if count:
-        return _merged(_read_apart(paths, count, report))
-    names, captures = Names(), []
-    for index, path in enumerate(paths):
-        captures.append(read_capture(path, names, index, progressing, show_export))
-        report(len(captures))
-    return captures, names.as_tuple()
+        read = _read_apart(paths, count, classes, report)
+    else:
+        read = []
+        for path in paths:
+            known, index = len(names), sum(not isinstance(each, Failure) for each in read)
+            try:
+                read.append((read_capture(path, names, index, progressing, show_export, classes), ()))
+            except CaptureError as error:
+                names.shorten(known)
+                read.append(Failure(error.message, error.hint))
+            if strict and isinstance(read[-1], Failure):
+                break
+            report(len(read))
+    failed = {str(path): each for path, each in zip(paths, read, strict=False) if isinstance(each, Failure)}
+    whole = [each for each in read if not isinstance(each, Failure)]
+    if failed and (strict or not whole):
+        first = next(iter(failed.values()))
+        raise CaptureError(first.message, hint=first.hint)
+    left_out = tuple((path, each.message.removeprefix(f"{path}: ")) for path, each in failed.items())
+    if count:
+        return *_merged(whole), left_out
+    return [capture for capture, _ in whole], names.as_tuple(), left_out
 
 
 def _workers(paths: Sequence[Path]) -> int:
@@ -65,12 +87,23 @@ def _workers(paths: Sequence[Path]) -> int:
     return min(processes.cores(), len(paths), size // BYTES_A_WORKER)
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a capture cannot be read."""
+
+    message: str
+    hint: str | None
+
+
 Read = tuple[RawCapture, tuple[str, ...]]
 
 
-def _read_apart(paths: Sequence[Path], count: int, report: Callable[[int], None]) -> list[Read]:
+def _read_apart(
+    paths: Sequence[Path], count: int, classes: KernelClasses, report: Callable[[int], None]
+) -> list[Read | Failure]:
+    tasks = [(path, index, classes) for index, path in enumerate(paths)]
     try:
-        return processes.run(_read_alone, [(path, index) for index, path in enumerate(paths)], count, report)
+        return processes.run(_read_alone, tasks, count, report)
     except processes.WorkerEndedError as error:
         raise CaptureError(
             f"{paths[error.task]}: the process that read it was ended by {error.how}",
@@ -78,15 +111,18 @@ def _read_apart(paths: Sequence[Path], count: int, report: Callable[[int], None]
         ) from error
 
 
-def _read_alone(path: Path, index: int) -> Read:
+def _read_alone(path: Path, index: int, classes: KernelClasses) -> Read | Failure:
     names = Names()
-    capture = read_capture(path, names, index, lambda _: None, show_export=False)
+    try:
+        capture = read_capture(path, names, index, lambda _: None, show_export=False, classes=classes)
+    except CaptureError as error:
+        return Failure(error.message, error.hint)
     return capture, names.as_tuple()
 
 
 def _merged(read: Sequence[Read]) -> tuple[list[RawCapture], tuple[str, ...]]:
     """The captures with indices into names that they share."""
-    names, captures = Names(), []
+    names, captures = Names(), list[RawCapture]()
     for capture, own in read:
         # NONE, -1, finds the last entry.
         index = np.array([*names.add_all(own), NONE], np.int32)
@@ -94,6 +130,9 @@ def _merged(read: Sequence[Read]) -> tuple[list[RawCapture], tuple[str, ...]]:
             for column in _name_columns(capture):
                 column[:] = index[column]  # in the mapped file: a copy would stay in memory
         release()
+        at = len(captures)  # captures before it can have been left out
+        if any(process.capture != at for process in capture.processes):
+            capture = replace(capture, processes=tuple(replace(p, capture=at) for p in capture.processes))  # noqa: PLW2901
         captures.append(capture)
     return captures, names.as_tuple()
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.kernel_classes import KernelClasses
 from tracekit.kernels import describe_kernel
 from tracekit.readers.database import Column, integers
 from tracekit.readers.nsys_tables import NULL, Columns, Int32, Int64, Tables, distinct_values
@@ -24,6 +25,7 @@ COPY_KINDS = {
     11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD",
 }  # fmt: skip
 """ENUM_CUDA_MEMCPY_OPER, which every version numbers alike."""
+PEER_COPY = "memcpy PtoP"
 PAGEABLE = 0
 """ENUM_CUDA_MEM_KIND: 0 is pageable host memory, 1 pinned."""
 
@@ -97,16 +99,48 @@ def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def kinds(tables: Tables, gpu: Columns, nccl: Int32) -> NDArray[np.int8]:
-    """`Kind` of each operation; ``nccl`` is the NCCL range around its launch, or NONE."""
+def kinds(
+    tables: Tables, gpu: Columns, nccl: Int32, peer_to_peer: NDArray[np.bool_], classes: KernelClasses
+) -> NDArray[np.int8]:
+    """`Kind` of each operation.
+
+    ``nccl`` is the NCCL range around its launch, or NONE; ``peer_to_peer`` marks copies between GPUs that were launched
+    inside a range that names a collective.
+    """
     source = gpu["source"]
-    by_name = np.zeros(len(tables.names), np.bool_)
     kernels = source == Source.KERNEL
+    known = {}
     if kernels.any():
         distinct, _ = distinct_values(gpu["name"][kernels].astype(np.int64))
-        for index in distinct.tolist():
-            by_name[index] = describe_kernel(tables.names[index]).comm
+        known = {index: classes.describe(tables.names[index]) for index in distinct.tolist()}
+    by_name = np.zeros(len(tables.names), np.bool_)
+    by_name[[index for index, kernel in known.items() if kernel.comm]] = True
     kind = np.where(source >= Source.MEMCPY, Kind.COPY, Kind.COMPUTE).astype(np.int8)
     launched_by_nccl = (nccl != NONE) & (kernels | (source == Source.MEMCPY))
-    kind[(kernels & by_name[gpu["name"]]) | launched_by_nccl] = Kind.COMM
+    kind[(kernels & by_name[gpu["name"]]) | launched_by_nccl | peer_to_peer] = Kind.COMM
+    if classes.compute:
+        by_user = [index for index in known if classes.says_compute(tables.names[index])]
+        kind[kernels & np.isin(gpu["name"], by_user)] = Kind.COMPUTE
+    suspected = [index for index, kernel in known.items() if kernel.suspected]
+    fused = [index for index, kernel in known.items() if kernel.comm and kernel.fused]
+    _note_share(tables, gpu, kernels & (kind == Kind.COMPUTE), suspected, SUSPECTED)
+    _note_share(tables, gpu, kernels & (kind == Kind.COMM), fused, FUSED)
     return kind
+
+
+SUSPECTED = "of kernel time is named like communication and counts as compute: {}. To change it: --comm-kernel NAME=OP"
+FUSED = "of kernel time communicates and computes in one kernel, and counts as communication: {}"
+
+
+def _note_share(tables: Tables, gpu: Columns, rows: NDArray[np.bool_], names: list[int], text: str) -> None:
+    """Say what share of the kernels' time the rows with some names have, and their largest names."""
+    if not names:
+        return
+    length = np.where(rows & np.isin(gpu["name"], names), gpu["end"] - gpu["start"], 0)
+    by_name = np.bincount(gpu["name"], weights=length, minlength=len(tables.names))
+    largest = [index for index in sorted(names, key=lambda i: (-by_name[i], i)) if by_name[index]]
+    whole = float((gpu["end"] - gpu["start"])[gpu["source"] == Source.KERNEL].sum())
+    if largest:
+        shown = ", ".join(describe_kernel(tables.names[i]).short for i in largest[:3])
+        more = f" and {len(largest) - 3} more" if len(largest) > 3 else ""
+        tables.notes.append(f"{100 * float(length.sum()) / whole:.1f} % {text.format(shown + more)}")

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from tracekit.annotations import mark_fields
 from tracekit.errors import CaptureError
 from tracekit.intervals import measure, union
-from tracekit.launch_ranges import range_around
+from tracekit.kernel_classes import BY_NAME, KernelClasses
+from tracekit.launch_ranges import named_ops, range_around
 from tracekit.readers.database import Column, Database, Progress, as_text
 from tracekit.readers.nccl_payload import parse_comm_init
+from tracekit.readers.nsys_gpu import PEER_COPY, kinds, read_gpu
 from tracekit.readers.nsys_gpu import TABLES as GPU_TABLES
-from tracekit.readers.nsys_gpu import kinds, read_gpu
 from tracekit.readers.nsys_host import (
     launching_call,
     process_calls,
@@ -68,8 +69,9 @@ def read_nsys_sqlite(
     path: str,
     file_format: str = "nsys-sqlite",
     progressing: Callable[[str], Progress | None] = lambda _: None,
+    classes: KernelClasses = BY_NAME,
 ) -> RawCapture:
-    """Read one capture. ``capture`` is its index in the job; ``names`` is added to.
+    """Read one capture. ``capture`` is its index in the job; ``names`` is added to; ``classes`` is the user's word.
 
     Raises `CaptureError` when it is no nsys export, or its rows cannot be true (an operation that ends before it
     starts).
@@ -98,6 +100,8 @@ def read_nsys_sqlite(
     of_memory = rows_by_value(memory["globalPid"], pids)
     called_by = np.full(len(gpu["start"]), NONE, np.int32)
     inside_nccl = np.full(len(gpu["start"]), NONE, np.int32)
+    between_gpus = gpu["name"] == names.find(PEER_COPY)
+    is_peer_comm = np.zeros(len(between_gpus), np.bool_)
     process_names = {pid: as_text(name) for pid, name in database.small("PROCESSES", "globalPid", "name")}
     processes: list[Process] = []
     claims: list[tuple[RankClaim, ...]] = []
@@ -109,6 +113,9 @@ def read_nsys_sqlite(
         inside_nccl[of_gpu[i]] = range_around(
             own_calls, ranges, nvtx.columns["nccl"][of_range[i]], called_by[of_gpu[i]]
         )
+        if len(peers := of_gpu[i][between_gpus[of_gpu[i]]]):
+            said = named_ops(own_calls, ranges, names, called_by[peers])
+            is_peer_comm[peers] = [op is not None for op in said]
         marks = tuple(nvtx.marks.get(global_pid, ()))
         claims.append(_claims(marks, ranges, names))
         processes.append(
@@ -128,7 +135,7 @@ def read_nsys_sqlite(
             )
         )
     del calls, nvtx
-    gpu |= {"kind": kinds(tables, gpu, inside_nccl), "call": called_by, "nccl": inside_nccl}
+    gpu |= {"kind": kinds(tables, gpu, inside_nccl, is_peer_comm, classes), "call": called_by, "nccl": inside_nccl}
     tracks, auxiliary = _tracks(database, gpu, of_gpu, processes)
     return RawCapture(
         info=CaptureInfo(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tracekit.timeline import CaptureInfo, Ops, Process
+from tracekit.timeline import NONE, CaptureInfo, Ops, Process
 
 LARGEST_RANK = 1 << 24
 """From here on a number is no rank but a date, a time or a job."""
@@ -25,6 +25,16 @@ class Names:
             index = self._index[name] = len(self._names)
             self._names.append(name)
         return index
+
+    def find(self, name: str) -> int:
+        """The index of a name, or NONE."""
+        return self._index.get(name, NONE)
+
+    def shorten(self, length: int) -> None:
+        """Forget the names from an index on: of a capture that turned out not to be readable."""
+        for name in self._names[length:]:
+            del self._index[name]
+        del self._names[length:]
 
     def add_all(self, names: Iterable[str]) -> list[int]:
         """The indices of many names."""

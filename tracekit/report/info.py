@@ -14,6 +14,7 @@ from tracekit.timeline import NONE, CaptureInfo, Kind, Process, RankTrack, Sourc
 
 RANGES_SHOWN = 12
 STREAMS_SHOWN = 6
+KERNELS_SHOWN = 5
 CLAIM_WORDS = {
     "trainer_mark": "the trainer's mark",
     "nccl_comm_init": "NCCL's CommInitRank",
@@ -28,6 +29,8 @@ def render_info(timeline: Timeline) -> str:
     lines: list[str] = []
     for index, capture in enumerate(timeline.captures):
         lines += [*([""] if lines else []), *_capture(timeline, index, capture)]
+    for path, reason in timeline.left_out:
+        lines += ["", clean(path), f"  Left out: {clean(reason)}"]
     for rank, paths in timeline.rank_conflicts:
         lines += ["", f"Rank {rank} is claimed by {plural(len(paths), 'capture')}: {', '.join(map(clean, paths))}"]
     return "\n".join(lines)
@@ -44,6 +47,7 @@ def _capture(timeline: Timeline, index: int, info: CaptureInfo) -> Iterator[str]
         yield "  No rank: no kernels ran on a GPU."
     for track in ranks:
         yield from _rank(track)
+        yield from _kernels(timeline, track)
     for pid, device in info.auxiliary:
         yield f"  Not a rank: process {pid} on device {device} only copies."
     yield from _ranges(timeline, processes)
@@ -76,6 +80,26 @@ def _rank(track: RankTrack) -> Iterator[str]:
     if track.communicators:
         sizes = Counter(size for _, size, _ in track.communicators)
         yield "    Communicators: " + ", ".join(f"{count} of {size} ranks" for size, count in sorted(sizes.items()))
+
+
+def _kernels(timeline: Timeline, track: RankTrack) -> Iterator[str]:
+    """The largest kernels by class, so that a wrong class is seen at once."""
+    ops = track.ops
+    for kind, word in ((Kind.COMPUTE, "Compute"), (Kind.COMM, "Communication")):
+        rows = ops.kind == kind
+        time = np.bincount(ops.name[rows], weights=(ops.end - ops.start)[rows], minlength=len(timeline.names))
+        whole = float(time.sum())
+        names = [index for index in np.argsort(-time, kind="stable")[:KERNELS_SHOWN].tolist() if time[index]]
+        if names:
+            yield f"    {word}, {duration(whole)} of kernels:"
+        for index in names:
+            known = timeline.kernel_classes.describe(timeline.names[index])
+            facts = [known.op.replace("_", "-")] if known.op else []
+            facts += [known.source] if known.source else []
+            facts += ["computes as well"] if known.fused else []
+            facts += ["named like communication"] if known.suspected else []
+            said = f"  ({', '.join(facts)})" if facts else ""
+            yield f"      {100 * time[index] / whole:5.1f} %  {clean(known.short)}{said}"
 
 
 def _streams(track: RankTrack) -> str:

@@ -71,6 +71,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ],
         "world_size": analysis.world_size,
         "not_captured": list(analysis.not_captured),
+        "left_out": [asdict(each) for each in analysis.left_out],
         "host_ranks": [_host_rank(rank) for rank in analysis.host_ranks],
         "replay": _replay(analysis.replay) if analysis.replay else None,
         "critical_path": _critical_path(analysis.critical_path) if analysis.critical_path else None,

@@ -23,6 +23,7 @@ from tracekit.results import (
     Collective,
     Efficiency,
     Finding,
+    LeftOut,
     Rank,
     Sharding,
     SkippedRule,
@@ -114,6 +115,7 @@ def _analysis(document: Mapping[str, Any]) -> Analysis:
         sharding=_sharding(sharding) if sharding is not None else None,
         efficiency=_decoded(efficiency, Efficiency, "efficiency") if efficiency is not None else None,
         thresholds=_decoded(document.get("thresholds", {}), Thresholds, "thresholds"),
+        left_out=_of({"left_out": document.get("left_out", [])}, "left_out", tuple[LeftOut, ...]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import PurePath
 
 from tracekit.config import Thresholds
 from tracekit.report import hang_views
@@ -200,6 +201,10 @@ def notes(analysis: Analysis, ranks_with_steps: int) -> Iterable[str]:
         yield "The figures are of the time before the job stood still."
     elif analysis.hang is not None:
         yield f"The captures end as in a hang. {sentence(clean(hang_claim(analysis.hang), 400))}"
+    if analysis.left_out:
+        shown = ", ".join(f"{clean(PurePath(e.path).name)} ({clean(e.reason, 80)})" for e in analysis.left_out[:3])
+        more = f" and {len(analysis.left_out) - 3} more" if len(analysis.left_out) > 3 else ""
+        yield f"Left out, and in no figure: {shown}{more}."
     if not analysis.steady:
         yield NO_STEPS
     elif ranks_with_steps < len(ranks):

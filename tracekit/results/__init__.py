@@ -3,7 +3,7 @@
 Times are int ns on the clock of the rank's own capture. None means unknown, never zero.
 """
 
-from tracekit.results.accounts import Account, Capture, Clock, Module, Rank, Steady, Step
+from tracekit.results.accounts import Account, Capture, Clock, LeftOut, Module, Rank, Steady, Step
 from tracekit.results.analysis import Analysis, Presenters, present_with
 from tracekit.results.findings import CriticalPath, Evidence, Finding, Prediction, Replay, Severity, SkippedRule, Span
 from tracekit.results.hang import (
@@ -48,6 +48,7 @@ __all__ = [
     "HostStep",
     "LastActivity",
     "Launched",
+    "LeftOut",
     "Memory",
     "MemoryNeed",
     "Mismatch",

@@ -122,6 +122,14 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A capture that was named and is in no figure."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
     """The steps that figures are quoted for: without the first, slow leading ones, and those that were cut off."""
 

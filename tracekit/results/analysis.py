@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.errors import TracekitError
-from tracekit.results.accounts import Capture, Rank, Steady
+from tracekit.results.accounts import Capture, LeftOut, Rank, Steady
 from tracekit.results.findings import CriticalPath, Finding, Replay, SkippedRule
 from tracekit.results.hang import Hang
 from tracekit.results.host import HostRank
@@ -53,6 +53,8 @@ class Analysis:
     """Of the replayed steps; None where there are none."""
     thresholds: Thresholds = DEFAULT
     """Those that the analysis was made with: what renders it decides by the same ones."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Captures that could not be read, or hold no GPU work."""
 
     def frames(self, detail: Any = None) -> dict[str, pd.DataFrame]:
         """The same as `tracekit.frames`."""
