@@ -127,6 +127,7 @@ def test_a_kernel_that_also_computes_is_noted(tmp_path: Path) -> None:
 
 def peer_copy_job(around: str | None, domain: str | None = None) -> Export:
     export = Export()
+    export.range("step 0", 0, 11_000)
     export.kernel("ampere_sgemm_128x64(float*)", 1000, 5000, call=(500, 600))
     export.memcpy(6000, 9000, call=(700, 800), copyKind=PTOP, stream=20)
     export.kernel("ampere_sgemm_128x64(float*)", 9000, 9500, call=(900, 950))
@@ -159,6 +160,7 @@ def test_other_copies_between_gpus_stay_copies(around: str | None, tmp_path: Pat
     found = analyzed(peer_copy_job(around), tmp_path, KernelClasses())
     assert found.collectives == ()
     assert found.ranks[0].totals.exposed_copy_ns == 3000
+    assert found.ranks[0].steps[0].exposed_copy_by_cause == {"peer_copy": 3000}
 
 
 def test_a_copy_within_one_gpu_stays_a_copy(tmp_path: Path) -> None:

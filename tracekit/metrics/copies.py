@@ -17,8 +17,9 @@ Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
-OFFLOAD, INPUT, PAGEABLE, UNKNOWN = range(len(EXPOSED_COPY_CAUSES))
+OFFLOAD, INPUT, PAGEABLE, PEER_COPY, UNKNOWN = range(len(EXPOSED_COPY_CAUSES))
 TO_DEVICE = frozenset({"memcpy HtoD", "memcpy HtoA", "memcpy unified HtoD"})
+BETWEEN_GPUS = frozenset({"memcpy PtoP"})
 TO_HOST = frozenset({"memcpy DtoH", "memcpy AtoH", "memcpy unified DtoH"})
 
 
@@ -29,6 +30,7 @@ def copy_causes(ops: Ops, rows: Int64, activity: Activity, words: Vocabulary, th
       phases, tensors to the host in pinned memory.
     - ``input``: to the device inside a range that loads data; outside of all phases if not pageable.
     - ``pageable``: anything else with pageable host memory at one end.
+    - ``peer_copy``: between two GPUs, outside of every collective.
     """
     to_device, to_host = named(ops, rows, activity.names, TO_DEVICE), named(ops, rows, activity.names, TO_HOST)
     phased = words.where(lambda a: a.phase is not None)
@@ -42,7 +44,8 @@ def copy_causes(ops: Ops, rows: Int64, activity: Activity, words: Vocabulary, th
         offload |= tensors & to_host & ~pageable
     fed = to_device & (in_data | (outside & ~pageable))
     cause = np.full(len(rows), UNKNOWN, np.int8)
-    for code, holds in ((PAGEABLE, pageable), (INPUT, fed), (OFFLOAD, offload)):
+    between = named(ops, rows, activity.names, BETWEEN_GPUS)
+    for code, holds in ((PEER_COPY, between), (PAGEABLE, pageable), (INPUT, fed), (OFFLOAD, offload)):
         cause[holds] = code
     return cause
 

@@ -38,6 +38,7 @@ _LABELS = {
     "offload": "offload copy",
     "input": "input copy",
     "pageable": "pageable copy",
+    "peer_copy": "copy between GPUs",
     "launch_latency": "launch latency",
     "sync_call": "synchronising call",
     "allocator": "allocator",
