@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,52 @@ def test_captures_without_gpu_work_beside_one_with(tmp_path: Path) -> None:
     with pytest.raises(NoGpuWorkError, match=r"a\.sqlite"):
         tracekit.open(paths[0])
     assert tracekit.open(paths[0], require_ranks=False).ranks == ()
+
+
+CHILD = "No CUDA events collected. Does the process use CUDA?"
+DRIVER = "Installed CUDA driver version (13.2) is not supported by this build of Nsight Systems."
+START = "CUDA profiling might have not been started correctly."
+OTHERS = ("No OpenGL events collected. Does the process use OpenGL?", "Not all NVTX events might have been collected.")
+
+
+@pytest.mark.parametrize(
+    ("said", "quoted"),
+    [
+        ((*OTHERS, CHILD), CHILD),
+        ((*OTHERS, CHILD, START), START),
+        ((*OTHERS, CHILD, START, DRIVER), DRIVER),
+        (("Tracing cuDNN library version 90.1 is currently not supported.", CHILD), CHILD),
+        (("CUDA device 0: Unified Memory cannot be traced on devices.", START), START),
+        (OTHERS, OTHERS[0]),
+    ],
+)
+def test_no_gpu_work_quotes_what_the_profiler_says_of_cuda(said: tuple[str, ...], quoted: str, tmp_path: Path) -> None:
+    export = Export()
+    export.range("launch", 0, 10, pid=1)
+    for text in said:
+        export.add("DIAGNOSTIC_EVENT", severity=2, text=text)
+    with pytest.raises(NoGpuWorkError, match=f"The profiler said: {re.escape(quoted)}"):
+        tracekit.open(export.write(tmp_path / "a.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("cuda_device", "gpu"),
+    [
+        ([(2, 0, 4000), (0, 0, 4010)], (2, "0000:1a:00.0")),
+        ([], (None, None)),
+        ([(0, 0, 77)], (None, None)),
+    ],
+)
+def test_the_gpu_of_the_machine_is_not_the_process_s_ordinal(
+    cuda_device: list[tuple[int, int, int]], gpu: tuple[int | None, str | None], tmp_path: Path
+) -> None:
+    export = small_job("2026.2", pid=4000)
+    for number, bus in enumerate(("0000:18:00.0", "0000:19:00.0", "0000:1a:00.0")):
+        export.add("TARGET_INFO_GPU", id=number, name="NVIDIA H100", busLocation=bus, cuDevice=0)
+    for number, ordinal, pid in cuda_device:
+        export.add("TARGET_INFO_CUDA_DEVICE", gpuId=number, cudaId=ordinal, pid=pid)
+    (rank,) = tracekit.analyze(tracekit.open(export.write(tmp_path / "a.sqlite"))).ranks
+    assert (rank.device, rank.gpu, rank.pci_bus, rank.device_name) == (0, *gpu, "NVIDIA H100")
 
 
 def test_progress_is_reported_up_to_the_end(tmp_path: Path) -> None:

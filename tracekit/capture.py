@@ -134,6 +134,9 @@ def _assemble(raw: Sequence[RawCapture], names: tuple[str, ...]) -> Timeline:
                 host=capture.info.host,
                 ops=track.ops,
                 device_memory=track.device_memory,
+                gpu=track.gpu,
+                pci_bus=track.pci_bus,
+                overhead_ns=track.overhead_ns,
                 communicators=tuple(
                     (communicator, size, rank)
                     for communicator, size, rank, device in capture.communicators.get(track.process, ())
@@ -176,12 +179,19 @@ def _held(*raw: RawCapture) -> str:
 
 
 def _about_cuda(said: Sequence[str]) -> str | None:
-    """Of the profiler's warnings the one that can be why there is no GPU work: about CUDA, a failure first."""
-    about = [text for text in said if CUDA.search(text)]
-    return next((text for text in about if FAILED.search(text)), next(iter(about or said), None))
+    """Of the profiler's warnings the one that says most of why there is no GPU work; None without warnings."""
+    found = (next((text for text in said if pattern.search(text)), None) for pattern in WHY_NO_GPU_WORK)
+    return next((text for text in found if text is not None), next(iter(said), None))
 
 
-CUDA = re.compile(r"\b(?:CUDA|CUPTI|GPU|driver)\b", re.IGNORECASE)
-FAILED = re.compile(
-    r"too new|newer|not support|unsupported|fail|could not|cannot|did not|unable|not start", re.IGNORECASE
+WHY_NO_GPU_WORK = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"driver.*(?:not supported|unsupported|too new|too old|newer|older|insufficient|mismatch)",
+        r"(?:CUDA|CUPTI) (?:profiling|trac\w+|injection).*(?:not|fail|unable|error).*(?:start|initiali|load|enable)",
+        r"(?:fail|unable|could not|cannot).*(?:CUDA|CUPTI)",
+        r"No CUDA events",
+        r"\b(?:CUDA|CUPTI|GPU)\b",
+    )
 )
+"""What nsys writes, the most telling first: a driver that it does not know, CUDA profiling that did not start."""

@@ -227,8 +227,6 @@ class CaptureInfo:
     """What the reader had to pass over, in words."""
     auxiliary: tuple[tuple[int, int], ...]
     """(pid, device) pairs without compute and communication kernels: not ranks."""
-    overhead_ns: int | None = None
-    """Time in which the profiler itself worked, by its own record; None where it keeps none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -248,6 +246,13 @@ class RankTrack:
     """(communicator hash, number of ranks, rank in it) from NCCL's CommInitRank payloads."""
     device_memory: int | None = None
     """Bytes of the GPU's memory, where the capture tells."""
+    gpu: int | None = None
+    """The machine's number of the GPU, where known: ``device`` counts only those that the process may see."""
+    pci_bus: str | None = None
+    """Where the GPU is, such as ``0000:1a:00.0``."""
+    overhead_ns: int | None = None
+    """Time between the first and the last operation in which the profiler itself worked, by its own record; None where
+    it keeps none. What it needs before and after is in no figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -108,7 +108,14 @@ def test_tk501_is_not_said_of_the_first_steps():
     ("text", "says"),
     [
         ("Not all CUDA events might have been collected.", True),
-        ("Number of NVTX events dropped: 12", True),
+        ("Not all CUDA hardware trace events might have been collected.", True),
+        ("Some GPU metric events were dropped.", True),
+        ("12 events have been lost.", True),
+        ("Number of NVTX events dropped: 12", False),
+        ("Not all NVTX events might have been collected.", False),
+        ("Not all OS runtime libraries events might have been collected.", False),
+        ("Not all OpenGL events might have been collected.", False),
+        ("CPU IP/backtrace samples were dropped.", False),
         ("No CUDA events collected. Does the process use CUDA?", False),
         ("CPU sampling is not supported.", False),
     ],
@@ -120,7 +127,15 @@ def test_tk909_believes_the_profilers_own_words(text, says):
     assert ("TK909" in found) == says
     if says:
         assert found["TK909"].severity == Severity.WARNING
+        assert "lower bounds" in found["TK909"].title
         assert value(found["TK909"], "the profiler says") == text
+
+
+def test_tk909_says_that_a_gap_could_be_what_was_lost():
+    timeline = job(jobs.pause_in_step_2)
+    lost = ("Not all CUDA events might have been collected.",)
+    told = replace(timeline, captures=tuple(replace(c, diagnostics=lost) for c in timeline.captures))
+    assert "looks like idle time" in findings(told)["TK909"].title
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.03, True), (0.01, False), (None, False)])
@@ -128,16 +143,18 @@ def test_tk909_counts_the_profilers_own_time(share, says):
     timeline = job()
     span = STEPS * 5_000 * US
     overhead = None if share is None else int(share * span)
-    told = replace(timeline, captures=tuple(replace(c, overhead_ns=overhead) for c in timeline.captures))
+    told = replace(timeline, ranks=tuple(replace(r, overhead_ns=overhead) for r in timeline.ranks))
     assert set(findings(told)) - ALWAYS == ({"TK909"} if says else set())
 
 
 def test_tk909_reads_the_record_of_overhead(tmp_path):
-    """Records of two threads at once count once."""
+    """Records of two threads at once count once; what lies before the first and after the last operation does not."""
     export = Export()
     export.columns["PROFILER_OVERHEAD"] = ["start", "end", "globalTid", "nameId", "returnValue"]
     export.kernel("gemm", 1_000, 2_000, call=(800, 900))
     export.add("PROFILER_OVERHEAD", start=1_100, end=1_400, globalTid=1, nameId=1, returnValue=0)
     export.add("PROFILER_OVERHEAD", start=1_200, end=1_500, globalTid=2, nameId=1, returnValue=0)
-    (capture,) = tracekit.open(export.write(tmp_path / "report.sqlite")).captures
-    assert capture.overhead_ns == 400
+    for start, end in ((0, 1_050), (1_900, 90_000)):
+        export.add("PROFILER_OVERHEAD", start=start, end=end, globalTid=1, nameId=1, returnValue=0)
+    (rank,) = tracekit.open(export.write(tmp_path / "report.sqlite")).ranks
+    assert rank.overhead_ns == 50 + 400 + 100

@@ -174,6 +174,8 @@ def rank_result(timeline: Timeline, m: RankMeasures, steady: Sequence[int], cloc
         pid=track.pid,
         device=track.device,
         device_name=track.device_name,
+        gpu=track.gpu,
+        pci_bus=track.pci_bus,
         capture=process.capture,
         clock=clock,
         totals=m.totals,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,11 +9,12 @@ from numpy.typing import NDArray
 
 from tracekit.annotations import mark_fields
 from tracekit.errors import CaptureError
-from tracekit.intervals import measure, union
+from tracekit.intervals import Cover
 from tracekit.kernel_classes import BY_NAME, KernelClasses
 from tracekit.launch_ranges import named_ops, range_around
 from tracekit.readers.database import Column, Database, Progress, as_text
 from tracekit.readers.nccl_payload import parse_comm_init
+from tracekit.readers.nsys_facts import Gpus, diagnostics, environment_rank, epoch_of_zero, host, stop_time, versions
 from tracekit.readers.nsys_gpu import PEER_COPY, kinds, read_gpu
 from tracekit.readers.nsys_gpu import TABLES as GPU_TABLES
 from tracekit.readers.nsys_host import (
@@ -28,7 +28,7 @@ from tracekit.readers.nsys_host import (
     read_syncs,
 )
 from tracekit.readers.nsys_memory import process_memory, read_memory
-from tracekit.readers.nsys_tables import NULL, PID_MASK, TIME_LIMIT, Columns, Tables, rows_by_value, sorted_rows, take
+from tracekit.readers.nsys_tables import NULL, PID_MASK, Columns, Tables, rows_by_value, sorted_rows, take
 from tracekit.readers.raw import LARGEST_RANK, Names, RankClaim, RawCapture, RawTrack
 from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
 
@@ -41,8 +41,6 @@ OTHER_TABLES = (
     "EXPORT_META_DATA",
     "TARGET_INFO_SESSION_START_TIME",
 )
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-"""Where launchers put the global rank: torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm."""
 REMEDIES = {
     "nvtx": ("steps, phases and modules (no NVTX ranges)", "nsys profile -t cuda,nvtx, and annotate the training loop"),
     "launch_rows": (
@@ -57,8 +55,6 @@ REMEDIES = {
     "memory": ("GPU memory (no memory events)", "nsys profile --cuda-memory-usage=true"),
 }
 """By what a capture may lack: what cannot be told without it, and how to capture it."""
-RANK = re.compile("[0-9]{1,8}")
-DIAGNOSTICS_KEPT = 20
 
 
 def read_nsys_sqlite(
@@ -83,7 +79,7 @@ def read_nsys_sqlite(
         )
     tables = Tables(database, names, path, progressing)
     gpu, unfinished = read_gpu(tables)
-    stop_ns = _stop(database)
+    stop_ns = stop_time(database)
     calls = read_calls(tables, stop_ns)
     nvtx = read_nvtx(tables, stop_ns)
     syncs = read_syncs(tables)
@@ -136,35 +132,38 @@ def read_nsys_sqlite(
         )
     del calls, nvtx
     gpu |= {"kind": kinds(tables, gpu, inside_nccl, is_peer_comm, classes), "call": called_by, "nccl": inside_nccl}
-    tracks, auxiliary = _tracks(database, gpu, of_gpu, processes)
+    tracks, auxiliary = _tracks(database, gpu, of_gpu, processes, _overhead(tables))
     return RawCapture(
         info=CaptureInfo(
             path=path,
             format=file_format,
-            **_versions(database),
-            host=_host(database),
-            start_epoch_ns=_epoch_of_zero(database),
+            **versions(database),
+            host=host(database),
+            start_epoch_ns=epoch_of_zero(database),
             stop_ns=stop_ns,
             lacks=lacks,
-            diagnostics=_diagnostics(database),
+            diagnostics=diagnostics(database),
             notes=tuple(tables.notes),
             auxiliary=auxiliary,
-            overhead_ns=_overhead(tables),
         ),
         processes=tuple(processes),
         tracks=tracks,
         claims=dict(enumerate(claims)),
         communicators={i: tuple(found) for i, p in enumerate(processes) if (found := _communicators(p.ranges, names))},
-        environment_rank=_environment_rank(database),
+        environment_rank=environment_rank(database),
     )
 
 
 def _tracks(
-    database: Database, gpu: Columns, of_gpu: Sequence[NDArray[np.intp]], processes: Sequence[Process]
+    database: Database,
+    gpu: Columns,
+    of_gpu: Sequence[NDArray[np.intp]],
+    processes: Sequence[Process],
+    overhead: Cover | None,
 ) -> tuple[tuple[RawTrack, ...], tuple[tuple[int, int], ...]]:
     """(pairs of process and device that are ranks, pairs that only copy)."""
     tracks, auxiliary = [], []
-    gpus = _Gpus(database)
+    gpus = Gpus(database)
     for i, rows in enumerate(of_gpu):
         devices = np.unique(gpu["deviceId"][rows])
         for device, picked in zip(devices.tolist(), rows_by_value(gpu["deviceId"][rows], devices), strict=True):
@@ -188,38 +187,22 @@ def _tracks(
                 bytes=gpu["bytes"][own],
                 pageable=gpu["pageable"][own],
             )
-            name, size = gpus.name_and_memory(pid, device)
-            tracks.append(RawTrack(process=i, pid=pid, device=device, device_name=name, ops=ops, device_memory=size))
+            physical = gpus.of(pid, device)
+            window = ops.start[:1], ops.end.max(keepdims=True)
+            tracks.append(
+                RawTrack(
+                    process=i,
+                    pid=pid,
+                    device=device,
+                    device_name=physical.name,
+                    ops=ops,
+                    device_memory=physical.memory,
+                    gpu=physical.number,
+                    pci_bus=physical.pci_bus,
+                    overhead_ns=int(overhead.within(*window)[0]) if overhead is not None else None,
+                )
+            )
     return tuple(tracks), tuple(auxiliary)
-
-
-class _Gpus:
-    """Names and memory of GPUs by process and CUDA ordinal, as far as the capture tells."""
-
-    def __init__(self, database: Database) -> None:
-        rows = database.small("TARGET_INFO_GPU", "id", "cuDevice", "name", "totalMemory")
-        named = [(gpu, ordinal, as_text(name), size) for gpu, ordinal, name, size in rows]
-        # The table can list adapters that no kernel runs on.
-        known = [row for row in named if row[2] and not any(other in row[2] for other in ("Intel", "Microsoft"))]
-        facts = [(gpu, ordinal, (name, _bytes(size))) for gpu, ordinal, name, size in known]
-        self._by_id = {gpu: fact for gpu, _, fact in facts}
-        self._by_ordinal = {ordinal: fact for _, ordinal, fact in facts if ordinal is not None}
-        self._physical = {
-            (pid, ordinal): gpu
-            for gpu, ordinal, pid in database.small("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
-        }
-        distinct = set(self._by_id.values())
-        self._only = distinct.pop() if len(distinct) == 1 else None
-
-    def name_and_memory(self, pid: int, device: int) -> tuple[str | None, int | None]:
-        """(name, bytes of memory) of the GPU that the process calls ``device``; None where it cannot be told."""
-        if (pid, device) in self._physical:
-            return self._by_id.get(self._physical[pid, device], (None, None))
-        return self._only or self._by_ordinal.get(device) or self._by_id.get(device) or (None, None)
-
-
-def _bytes(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
 
 
 def _claims(marks: Sequence[tuple[str | None, str]], ranges: Ranges, names: Names) -> tuple[RankClaim, ...]:
@@ -255,30 +238,6 @@ def _communicators(ranges: Ranges, names: Names) -> list[tuple[int, int, int, in
     return found
 
 
-def _environment_rank(database: Database) -> int | None:
-    """The global rank in the environment of the profiled command, or of the profiler."""
-    variables: dict[str, str] = {}
-    for name, value in _facts(database, "TARGET_INFO_SYSTEM_ENV"):
-        if name == "DeviceEnvironment":
-            # nsys 2022.4 separates them by NUL, 2026.2 by semicolons.
-            pairs = value.split("\0" if "\0" in value else ";")
-            variables |= dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    for name, value in _facts(database, "META_DATA_CAPTURE"):
-        if name.endswith("ENVIRONMENT_VARIABLE"):
-            key, _, text = value.partition("=")
-            variables[key] = text.strip('"')
-    for variable in RANK_VARIABLES:
-        if RANK.fullmatch(text := variables.get(variable, "")) and int(text) < LARGEST_RANK:
-            return int(text)
-    return None
-
-
-def _facts(database: Database, table: str) -> list[tuple[str, str]]:
-    """(name, value) rows of a table of facts; those without either are left out."""
-    rows = ((as_text(name), as_text(value)) for name, value in database.small(table, "name", "value"))
-    return [(name, value) for name, value in rows if name and value]
-
-
 def _lacks(gpu: Columns, calls: Columns, ranges: Columns, memory: Columns, *, has_payload: bool) -> tuple[str, ...]:
     missing = {
         "nvtx": len(ranges["start"]) == 0,
@@ -290,44 +249,9 @@ def _lacks(gpu: Columns, calls: Columns, ranges: Columns, memory: Columns, *, ha
     return tuple(key for key, lacking in missing.items() if lacking)
 
 
-def _versions(database: Database) -> dict[str, str | None]:
-    facts = dict(_facts(database, "EXPORT_META_DATA") + _facts(database, "META_DATA_EXPORT"))
-    return {
-        "nsys_version": facts.get("EXPORT_PRODUCT_VERSION"),
-        "schema_version": facts.get("EXPORT_SCHEMA_VERSION"),
-    }
-
-
-def _overhead(tables: Tables) -> int | None:
-    """Time in which the profiler worked on any thread, by its own record."""
+def _overhead(tables: Tables) -> Cover | None:
+    """When the profiler worked on any thread, by its own record; None where it keeps none."""
     table = "PROFILER_OVERHEAD"
     columns = tables.read(table, (Column("start", ("start",), NULL), Column("end", ("end",), NULL)))
     columns = tables.finished(table, columns, "records of the profiler's overhead")
-    return measure(union(columns["start"], columns["end"])) if len(columns["start"]) else None
-
-
-def _host(database: Database) -> str | None:
-    return dict(_facts(database, "TARGET_INFO_SYSTEM_ENV")).get("Hostname")
-
-
-def _stop(database: Database) -> int | None:
-    return _first_time(database.small("ANALYSIS_DETAILS", "stopTime"))
-
-
-def _epoch_of_zero(database: Database) -> int | None:
-    """Wall-clock time of the capture's time zero; nsys writes that of its start."""
-    epoch = _first_time(database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
-    start = _first_time(database.small("ANALYSIS_DETAILS", "startTime"))
-    return epoch - (start or 0) if epoch is not None else None
-
-
-def _first_time(rows: Sequence[tuple[object, ...]]) -> int | None:
-    return next((row[0] for row in rows if isinstance(row[0], int) and abs(row[0]) <= TIME_LIMIT), None)
-
-
-def _diagnostics(database: Database) -> tuple[str, ...]:
-    """The profiler's warnings and errors, errors first, each once."""
-    rows = [row for row in database.small("DIAGNOSTIC_EVENT", "severity", "text") if row[0] in (2, 3) and row[1]]
-    return tuple(dict.fromkeys(str(as_text(text)) for _, text in sorted(rows, key=lambda row: -row[0])))[
-        :DIAGNOSTICS_KEPT
-    ]
+    return Cover.of(columns["start"], columns["end"]) if len(columns["start"]) else None

@@ -63,6 +63,10 @@ class RawTrack:
     ops: Ops
     device_memory: int | None = None
     """Bytes of the GPU's memory."""
+    gpu: int | None = None
+    """As `tracekit.timeline.RankTrack.gpu`, and so the next two."""
+    pci_bus: str | None = None
+    overhead_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -214,6 +214,8 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "pid": rank.pid,
         "device": rank.device,
         "device_name": rank.device_name,
+        "gpu": rank.gpu,
+        "pci_bus": rank.pci_bus,
         "rank_source": rank.rank_source,
         "clock": {
             "offset_ns": rank.clock.offset_ns,

@@ -104,6 +104,10 @@ class Rank:
     """How many kernels have their launch row: the share that NVTX can be attributed to."""
     opaque_ns: int
     """Time of CUDA graphs traced as a whole: compute of unknown content."""
+    gpu: int | None = None
+    """The machine's number of its GPU, where known: ``device`` counts only those that the process may see."""
+    pci_bus: str | None = None
+    """Where its GPU is, such as ``0000:1a:00.0``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

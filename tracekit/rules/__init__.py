@@ -15,7 +15,6 @@ from tracekit.rules.capture_quality import (
     NoCommunication,
     NoSteps,
     OpaqueGraphs,
-    ProfilerTrouble,
     RaggedEnds,
     RankClaimedTwice,
     StartUpSkew,
@@ -29,6 +28,7 @@ from tracekit.rules.launches import LaunchBound
 from tracekit.rules.memory import AllocatorRetries, Churn, MemoryGap
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
 from tracekit.rules.overheads import LazyLoading, Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
+from tracekit.rules.profiler import ProfilerTrouble
 from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
 from tracekit.rules.schedule import (
     FirstGather,

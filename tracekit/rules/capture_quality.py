@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
@@ -24,7 +23,7 @@ class NoSteps:
         processes = {track.process for track in context.timeline.ranks if track.rank in without}
         ranges = sum(len(context.timeline.processes[process].ranges) for process in processes)
         whole = len(without) == len(context.ranks)
-        yield _finding(
+        yield capture_finding(
             self.code,
             "No range in the capture marks a training step: figures are for the whole of it"
             if whole
@@ -45,7 +44,7 @@ class NoCommunication:
         """Fires when no rank has a communication operation."""
         if any(rank.totals.comm_ns for rank in context.ranks):
             return
-        yield _finding(
+        yield capture_finding(
             self.code,
             "No communication ran on the GPUs in this capture",
             tuple(rank.rank for rank in context.ranks),
@@ -67,7 +66,7 @@ class OpaqueGraphs:
             return
         compute = sum(rank.totals.compute_ns for rank in ranks)
         share = sum(rank.opaque_ns for rank in ranks) / compute if compute else 1.0
-        yield _finding(
+        yield capture_finding(
             self.code,
             "CUDA graphs were traced as a whole: overlap with them is an upper bound",
             tuple(rank.rank for rank in ranks),
@@ -86,7 +85,7 @@ class RankClaimedTwice:
         """One finding for each rank that is claimed more than once."""
         for rank, paths in context.timeline.rank_conflicts:
             names = ", ".join(PurePath(path).name for path in paths[:4]) + (" and more" if len(paths) > 4 else "")
-            yield _finding(
+            yield capture_finding(
                 self.code,
                 f"{len(paths)} captures claim to be rank {rank}; all but one of them got a free number",
                 (rank,),
@@ -108,7 +107,7 @@ class RaggedEnds:
             yield self._not_captured(context)
         renumbered = tuple(rank.rank for rank in context.ranks if rank.steps_renumbered)
         if renumbered:
-            yield _finding(
+            yield capture_finding(
                 self.code,
                 "Ranks number their steps differently: by their collectives all have the first rank's numbers",
                 renumbered,
@@ -119,7 +118,7 @@ class RaggedEnds:
         if not ragged:
             return
         ranks = tuple(sorted({rank for link in ragged for rank in link.ranks}))
-        yield _finding(
+        yield capture_finding(
             self.code,
             "Some collectives were captured on some ranks only: they are left out where ranks are compared",
             ranks,
@@ -135,7 +134,7 @@ class RaggedEnds:
             several = len(world.missing) > 1
             who = f"{'Ranks' if several else 'Rank'} {_listed(world.missing)} of {world.size}"
             who += f" {'were' if several else 'was'} not captured"
-        return _finding(
+        return capture_finding(
             self.code,
             f"{who}: waits are lower bounds",
             world.missing,
@@ -160,7 +159,7 @@ class StartUpSkew:
         if longest < context.thresholds.warning_share * context.step.wall_ns or longest == 0:
             return
         ranks = tuple(rank.rank for rank, ns in zip(context.ranks, left_out.wait_ns, strict=True) if ns)
-        yield _finding(
+        yield capture_finding(
             self.code,
             f"Up to {longest / 1e6:.1f} ms of waiting in first collectives is left out: captures do not start together",
             ranks,
@@ -185,7 +184,7 @@ class ClocksNotAlignable:
             return
         names = ", ".join(PurePath(path).name for path in context.not_aligned[:4])
         captures = {i for i, c in enumerate(context.timeline.captures) if c.path in context.not_aligned}
-        yield _finding(
+        yield capture_finding(
             self.code,
             f"{len(context.not_aligned)} of {len(context.timeline.captures)} captures have a clock that fits no other",
             tuple(rank.rank for rank in context.ranks if rank.capture in captures),
@@ -208,7 +207,7 @@ class LaunchRowsMissing:
         if not ranks:
             return
         share = sum(rank.kernels_launched for rank in ranks) / sum(rank.kernels for rank in ranks)
-        yield _finding(
+        yield capture_finding(
             self.code,
             f"Only {100 * share:.0f} % of the kernels have their launch call: steps, phases and modules miss the rest",
             tuple(rank.rank for rank in ranks),
@@ -229,53 +228,7 @@ def _mean(values: Sequence[int]) -> int:
     return round(sum(values) / len(values)) if values else 0
 
 
-class ProfilerTrouble:
-    """TK909: the profiler lost events, or took time of its own."""
-
-    code = "TK909"
-    title = "The profiler lost events or cost time"
-
-    def check(self, context: Context) -> Iterable[Finding]:
-        """By the profiler's own warnings, and by its own record of what it cost."""
-        captures = context.timeline.captures
-        lost = {i: text for i, c in enumerate(captures) for text in c.diagnostics if LOST_EVENTS.search(text)}
-        spans: dict[int, int] = {}
-        for rank in context.ranks:
-            spans[rank.capture] = max(spans.get(rank.capture, 0), rank.end_ns - rank.start_ns)
-        costs = {i: c.overhead_ns / spans[i] for i, c in enumerate(captures) if c.overhead_ns and spans.get(i)}
-        slow = {i: share for i, share in costs.items() if share >= context.thresholds.overhead_share}
-        if not lost and not slow:
-            return
-        evidence = [Evidence(metric="the profiler says", value=text[:200], unit="") for text in list(lost.values())[:2]]
-        if slow:
-            evidence.append(
-                Evidence(
-                    metric="time in the profiler",
-                    value=round(max(slow.values()), 4),
-                    unit="of the capture",
-                    threshold=context.thresholds.overhead_share,
-                )
-            )
-        yield _finding(
-            self.code,
-            "The profiler lost events: what is missing looks like idle time"
-            if lost
-            else "The profiler itself cost time",
-            tuple(rank.rank for rank in context.ranks if rank.capture in lost or rank.capture in slow),
-            evidence,
-            "Capture fewer steps and less: -t cuda,nvtx, --sample=none --cpuctxsw=none, --cuda-flush-interval, and "
-            "--capture-range=cudaProfilerApi around some steady steps.",
-            Severity.WARNING if lost else Severity.INFO,
-        )
-
-
-LOST_EVENTS = re.compile(
-    r"not all \w+ events|events? (were|was|have been) (dropped|lost)|dropp|buffer.*(full|overflow)", re.I
-)
-"""nsys words it differently from version to version. "No CUDA events collected" is also in good captures."""
-
-
-def _finding(
+def capture_finding(
     code: str,
     title: str,
     ranks: tuple[int, ...],

@@ -106,9 +106,17 @@ MOST_PLACES = 4
 
 
 def _where(context: Context, rank: int) -> str:
-    """``GPU 3 of node7``, as far as the capture tells."""
+    """``GPU 3 (PCI 0000:1a:00.0) of node7``, as far as the capture tells.
+
+    CUDA's ordinal names a GPU only within its process: where others of the host have the same one, the process is said.
+    """
     found = next(r for r in context.ranks if r.rank == rank)
-    return f"device {found.device}" + (f" of {found.host}" if found.host else "")
+    host = f" of {found.host}" if found.host else ""
+    bus = f" (PCI {found.pci_bus})" if found.pci_bus else ""
+    if found.gpu is not None:
+        return f"GPU {found.gpu}{bus}{host}"
+    twice = any(r.host == found.host and r.device == found.device and r.rank != rank for r in context.ranks)
+    return f"device {found.device}{f' as process {found.pid} sees it' if twice else ''}{bus}{host}"
 
 
 class SlowCompute(_StragglerRule):
