@@ -50,7 +50,7 @@ def test_a_real_job():
     result = run(REAL)
     assert result.exit_code == 1
     first = " ".join(result.stdout.split("\n\n")[0].split())
-    assert first == "Rank 2 never launched all-reduce 7 of communicator 0 (default_pg); ranks 0-1 wait."
+    assert first == "Rank 2 never launched all-reduce 7 of default_pg; ranks 0-1 wait."
     for words in ("behind        rank 2", "train_step (job.py:15)", "What to try (TK301)", "TORCH_DISTRIBUTED_DEBUG"):
         assert words in result.stdout
 
@@ -73,7 +73,7 @@ def test_a_cycle_is_drawn_and_documented(tmp_path):
     write_dumps(tmp_path, entries, (0, 1), {"a": ("tp", (0, 1)), "b": ("dp", (0, 1))})
     result = run(tmp_path)
     assert result.exit_code == 1
-    assert result.stdout.startswith("Ranks 0-1 wait for one another: communicators")
+    assert result.stdout.startswith("Ranks 0-1 wait for one another: tp (0-1) and dp (0-1)")
     drawn = result.stdout.split("Who waits for whom\n")[1].split("\n\n")[0].splitlines()
     assert len(drawn) == 3
     assert drawn[-1].split()[-1] == drawn[0].split("rank ")[1].split()[0]

@@ -118,6 +118,20 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A collective that a rank launched and that is not finished."""
+
+    name: str
+    """As its source calls it."""
+    communicator: str
+    seq: int
+    launched_ns: int
+    """On the clock of the rank's capture."""
+    started: bool
+    """Its kernel is known to run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
     """What a rank was doing last, in words and names as its source tells them; None where it does not."""
 
@@ -139,6 +153,8 @@ class Activity:
     """How long before the end of its capture the rank was last active."""
     usual_step_ns: int | None = None
     """Median length of its steps in the capture; None without any that ended."""
+    pending: tuple[Pending, ...] = ()
+    """The earliest of its collectives that are not finished, where a capture tells when they were launched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -75,7 +75,7 @@ def test_a_second_communicator_that_is_alone_on_its_stream_has_ordinals_of_its_o
     job = Job(chained=False, payloads=False)
     hang = asked(job, unfinished(job), tmp_path)
     assert (hang.verdict, hang.op, hang.seq) == ("unfinished", "all_gather", 26)
-    assert hang.communicator == "the communicator of all-gather, reduce-scatter"
+    assert hang.communicator == "the stream of all-gather, reduce-scatter"
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def _evidence(dumps: Sequence[Path], captures: Sequence[Path], step_marker: str 
 
 def _print(verdict: Hang, verbose: bool) -> None:
     from tracekit.report.hang import render_hang
-    from tracekit.rules.hangs import claim, finding_of
+    from tracekit.rules.hangs import finding_of
 
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
     unicode = can_encode("┌│└─>×µ")
-    print_text(render_hang(verdict, finding_of(verdict), claim(verdict), width=width, unicode=unicode, verbose=verbose))
+    print_text(render_hang(verdict, finding_of(verdict), width=width, unicode=unicode, verbose=verbose))

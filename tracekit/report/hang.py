@@ -5,25 +5,35 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from tracekit.report import hang_views
+from tracekit.report import hang_views, wait_graph
 from tracekit.report.hang_views import ranks_in_words
 from tracekit.report.words import clean, duration, plural, sentence, to_ascii
 from tracekit.results import Finding, Hang, LastActivity
+from tracekit.rules.hang_steps import next_steps
+from tracekit.rules.hang_words import claim, group_name
+from tracekit.runs import few_runs
 
 MOST_GROUPS = 12
 MOST_MISMATCHES = 8
 MOST_FRAMES = 6
+MOST_NODES = 6
 LABEL = 14
 
 
-def render_hang(hang: Hang, finding: Finding | None, claim: str, *, width: int, unicode: bool, verbose: bool) -> str:
+def render_hang(hang: Hang, finding: Finding | None, *, width: int, unicode: bool, verbose: bool) -> str:
     """The whole text. Ranks that were doing the same are one line, however many they are."""
-    lines = [*_wrap(sentence(clean(claim, 2000)), width), ""]
+    lines = [*_wrap(sentence(clean(claim(hang), 2000)), width), ""]
+    for other in hang.others:
+        lines += [*_wrap(sentence(clean(f"Apart from that: {_lower(claim(other))}", 2000)), width), ""]
     lines += _facts(hang, width)
+    if steps := next_steps(hang):
+        lines += ["", "What to do next", *(line for step in steps for line in _indented(step, width))]
     if hang.around:
         lines += ["", "Who launched and who finished what", *_table(hang, width, unicode)]
     if hang.cycle:
         lines += ["", "Who waits for whom", *_cycle(hang, unicode)]
+    elif len(hang.waits) > 1:
+        lines += ["", "Who waits for whom", *wait_graph.lines(hang, width=width, most=None if verbose else MOST_NODES)]
     if hang.mismatches:
         lines += ["", "Collectives that were called differently", *_mismatches(hang, width, verbose)]
     if hang.last_activity:
@@ -41,7 +51,8 @@ def _facts(hang: Hang, width: int) -> Iterator[str]:
     yield from _fact("verdict", hang.verdict, width)
     if hang.communicator is not None:
         named = f" ({hang.description})" if hang.description else ""
-        yield from _fact("communicator", hang.communicator + named, width)
+        members = f", ranks {few_runs(hang.group.ranks)}" if hang.group is not None and hang.group.ranks else ""
+        yield from _fact("communicator", hang.communicator + named + members, width)
         yield from _fact("collective", f"{hang.op or _no_op(hang)}, number {hang.seq}", width)
     for label, ranks in (
         ("ahead", hang.ahead_ranks),
@@ -57,6 +68,10 @@ def _facts(hang: Hang, width: int) -> Iterator[str]:
             yield from _fact(label, str(value), width)
 
 
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
 def _no_op(hang: Hang) -> str:
     return "of different ops" if hang.verdict == "type_mismatch" else "of unknown op"
 
@@ -68,7 +83,7 @@ def _table(hang: Hang, width: int, unicode: bool) -> list[str]:
 def _cycle(hang: Hang, unicode: bool) -> Iterator[str]:
     top, side, bottom = ("┌─> ", "│   ", "└── ") if unicode else ("+-> ", "|   ", "+-- ")
     for i, wait in enumerate(hang.cycle):
-        what = f"{wait.op or 'a collective'} {wait.seq} of {clean(wait.communicator, 60)}"
+        what = f"{wait.op or 'a collective'} {wait.seq} of {clean(group_name(hang, wait.communicator), 60)}"
         yield f"  {side if i else top}rank {wait.rank} is inside {what} and waits for"
     yield f"  {bottom}rank {hang.cycle[0].rank}"
 

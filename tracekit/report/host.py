@@ -11,7 +11,7 @@ from tracekit._version import __version__
 from tracekit.report import hang_views
 from tracekit.report.words import clean, duration, plural, sentence, size
 from tracekit.results import Analysis, HostRank
-from tracekit.rules.hangs import claim
+from tracekit.rules.hang_words import claim
 from tracekit.runs import runs
 
 

@@ -14,7 +14,8 @@ from tracekit.report.palette import stylesheet
 from tracekit.report.verdict import hang_lead
 from tracekit.report.words import clean, sentence
 from tracekit.results import Analysis
-from tracekit.rules.hangs import claim, finding_of
+from tracekit.rules.hang_words import claim
+from tracekit.rules.hangs import finding_of
 
 
 def write_host_html(analysis: Analysis, path: Path) -> int:

@@ -28,6 +28,7 @@ from tracekit.results import (
     Step,
     Straggler,
 )
+from tracekit.rules.hang_steps import next_steps
 
 SCHEMA_VERSION = 1
 
@@ -89,18 +90,18 @@ def _changed(thresholds: Thresholds) -> dict[str, float]:
 
 def hang_dict(hang: Hang) -> dict[str, Any]:
     """The ``hang`` object alone."""
-    return _verdict(hang) | {
+    return _verdict(hang, hang.last_activity) | {
         "last_activity": [_last_activity(row) for row in hang.last_activity],
         "lacking": list(hang.lacking),
         "notes": list(hang.notes),
         "waits": [asdict(wait) for wait in hang.waits],
         "waits_left_out": hang.waits_left_out,
         "unfinished": [asdict(entry) for entry in hang.unfinished],
-        "others": [_verdict(other) for other in hang.others],
+        "others": [_verdict(other, hang.last_activity) for other in hang.others],
     }
 
 
-def _verdict(hang: Hang) -> dict[str, Any]:
+def _verdict(hang: Hang, activity: tuple[LastActivity, ...]) -> dict[str, Any]:
     """What is told of each of several hangs."""
     return {
         "verdict": hang.verdict,
@@ -121,6 +122,7 @@ def _verdict(hang: Hang) -> dict[str, Any]:
         "group": asdict(hang.group) if hang.group else None,
         "groups": [asdict(group) for group in hang.groups],
         "launched": [asdict(row) for row in hang.launched],
+        "next_steps": list(next_steps(hang, activity)),
     }
 
 
@@ -165,6 +167,8 @@ def _last_activity(row: LastActivity) -> dict[str, Any]:
         "module": doing.module,
         "phase": doing.phase,
         "idle_ns": doing.idle_ns,
+        "usual_step_ns": doing.usual_step_ns,
+        "pending": [asdict(pending) for pending in doing.pending],
         "process": asdict(row.process),
     }
 

@@ -10,7 +10,7 @@ from tracekit.config import Thresholds
 from tracekit.report import hang_views
 from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
 from tracekit.results import Analysis, Finding, Hang, Severity, Straggler
-from tracekit.rules.hangs import claim as hang_claim
+from tracekit.rules.hang_words import claim as hang_claim
 from tracekit.runs import runs
 
 NO_STEPS = (

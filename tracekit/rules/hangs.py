@@ -1,17 +1,12 @@
-"""TK301 to TK307: why a job stands still. The diagnosis is made in metrics/hangs; here are its words and remedies."""
+"""TK301 to TK307: why a job stands still. The diagnosis is made in metrics/hangs; here are its remedies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
-from tracekit.results import Evidence, Finding, Hang, Mismatch, Severity
+from tracekit.results import Evidence, Finding, Hang, Severity
 from tracekit.rules.base import Context
-from tracekit.runs import few_runs
-
-
-def claim(hang: Hang) -> str:
-    """The verdict in one sentence, without its full stop."""
-    return CLAIMS[hang.verdict](hang)
+from tracekit.rules.hang_words import claim
 
 
 def finding_of(hang: Hang) -> Finding | None:
@@ -152,23 +147,6 @@ HANG_RULES: tuple[HangRule, ...] = (
 )
 
 
-def who(ranks: Sequence[int], *, first: bool = True) -> str:
-    """Ranks as ``Rank 3``, ``Ranks 12, 13`` or ``30 ranks (0-11, 14-31)``."""
-    if not ranks:
-        return "No rank" if first else "no rank"
-    text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {few_runs(ranks)}"
-    if len(ranks) > 4:
-        text = f"{len(ranks):,} ranks ({few_runs(ranks)})"
-    return text[0].upper() + text[1:] if first else text
-
-
-def collective(hang: Hang) -> str:
-    """The collective as ``all-gather 118 of communicator 0xabc (default_pg)``."""
-    op = (hang.op or "collective").replace("_", "-")
-    name = f" ({hang.description})" if hang.description and hang.description != hang.communicator else ""
-    return f"{op} {hang.seq} of communicator {hang.communicator}{name}"
-
-
 def _evidence(hang: Hang) -> tuple[Evidence, ...]:
     facts = [("communicator", hang.communicator), ("seq", hang.seq), ("op", hang.op)]
     found = [Evidence(metric=name, value=value, unit="") for name, value in facts if value is not None]
@@ -180,73 +158,3 @@ def _evidence(hang: Hang) -> tuple[Evidence, ...]:
     )
     found += [Evidence(metric=name, value=len(ranks), unit="ranks") for name, ranks in sides if ranks]
     return tuple(found)
-
-
-def _missing(hang: Hang) -> str:
-    waiting = [rank for rank in hang.waiting_ranks if rank not in hang.missing_ranks]
-    verb = "wait" if len(waiting) != 1 else "waits"
-    few = who(waiting, first=False) if len(waiting) <= 4 else f"{len(waiting):,} ranks"
-    if hang.missing_ranks and set(hang.missing_ranks) <= set(hang.ahead_ranks):  # it may be lost from their dumps
-        are, them = ("is", "it") if len(hang.missing_ranks) == 1 else ("are", "them")
-        at = f"{are} in later collectives, and no launch of {collective(hang)} is known of {them}"
-        return f"{who(hang.missing_ranks)} {at}; {few} {verb}"
-    return f"{who(hang.missing_ranks)} never launched {collective(hang)}; {few} {verb}"
-
-
-def _blocked(hang: Hang) -> str:
-    calls = {a.activity.last_call for a in hang.last_activity if a.rank in hang.culprits}
-    inside = f"a call of {calls.pop()}" if len(calls) == 1 and None not in calls else "a CUDA call"
-    verb = "is" if len(hang.culprits) == 1 else "are"
-    return (
-        f"The host of {who(hang.culprits, first=False)} {verb} inside {inside} and has not come to {collective(hang)}"
-    )
-
-
-def _mismatch(hang: Hang) -> str:
-    at = next(m for m in hang.mismatches if (m.communicator, m.seq) == (hang.communicator, hang.seq))
-    if len(at.found) == 1:
-        return f"All ranks called {collective(hang)} with sizes that cannot be: {at.found[0][1]}, not {at.expected}"
-    return f"Ranks called {collective(hang)} differently: {_sides(at)}"
-
-
-def _sides(mismatch: Mismatch) -> str:
-    sides = [f"{who(ranks, first=False)} {call}" for ranks, call in mismatch.found[:3]]
-    return "; ".join(sides) + (f"; and {len(mismatch.found) - 3} more ways" if len(mismatch.found) > 3 else "")
-
-
-def _state(hang: Hang) -> str:
-    late = who(hang.culprits) if hang.culprits else "Some ranks"
-    return f"{late} did not get as far as the others in {collective(hang)}, which all launched alike"
-
-
-def _cycle(hang: Hang) -> str:
-    ranks = sorted({waiting.rank for waiting in hang.cycle})
-    names = list(dict.fromkeys(waiting.communicator for waiting in hang.cycle))
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{who(ranks)} wait for one another: communicators {shown} were used in different order"
-
-
-def _desync(hang: Hang) -> str:
-    odd = who(hang.culprits) if hang.culprits else "Ranks"
-    verb = "pairs" if len(hang.culprits) == 1 else "pair"
-    return f"{odd} {verb} with other steps' collectives, from {collective(hang)} on"
-
-
-def _undecided(hang: Hang) -> str:
-    at = f" at {collective(hang)}" if hang.communicator else ""
-    return f"Undecided{at}; what is lacking: {'; '.join(hang.lacking)}"
-
-
-CLAIMS: dict[str, Callable[[Hang], str]] = {
-    "missing_rank": _missing,
-    "host_blocked": _blocked,
-    "type_mismatch": _mismatch,
-    "size_mismatch": _mismatch,
-    "dtype_mismatch": _mismatch,
-    "state_mismatch": _state,
-    "order_inversion": _cycle,
-    "unfinished": lambda hang: f"{who(hang.waiting_ranks)} launched {collective(hang)} alike, and none has finished it",
-    "step_desync": _desync,
-    "not_a_hang": lambda hang: "No hang: " + (hang.notes[-1] if hang.notes else "all collectives completed"),
-    "undecided": _undecided,
-}

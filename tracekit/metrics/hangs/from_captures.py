@@ -9,12 +9,13 @@ than a capture needs to end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import DEFAULT, Thresholds
-from tracekit.evidence import Activity, Communicator, Entries, Evidence, RankEvidence, State
+from tracekit.evidence import Activity, Communicator, Entries, Evidence, Pending, ProcessFacts, RankEvidence, State
 from tracekit.intervals import innermost
 from tracekit.metrics.clocks import ClockFit
 from tracekit.metrics.hangs.activity import Observed, idle_of, lasting_ops, left_undone, observe
@@ -28,6 +29,10 @@ from tracekit.timeline import NONE, Process, Timeline
 
 Int8 = NDArray[np.int8]
 Int64 = NDArray[np.int64]
+
+PENDING_KEPT = 16
+"""Collectives of a rank that are told to be launched and not finished, the earliest; a host can run far ahead."""
+TID_MASK = 0xFFFFFF
 
 
 def evidence_of(
@@ -71,7 +76,8 @@ def evidence_of(
                 entries=_entries(m, process, each, done, seq, groups, watched),
                 wrapped=each is not None and not all(each.exact),
                 end_ns=_on_one_clock(timeline, process.capture, info.stop_ns, clocks),
-                activity=_activity(timeline, process, each, watched),
+                activity=_activity(timeline, m, each, done, seq, watched),
+                process=_facts(timeline, m, each),
             )
         )
     return Evidence(
@@ -254,11 +260,42 @@ def _entries(
     )
 
 
-def _activity(timeline: Timeline, process: Process, issued: Issued | None, seen: Observed) -> Activity:
-    last = None
-    if issued is not None:
-        last = timeline.names[int(process.ranges.name[issued.row[-1]])]
-    return seen.activity(last)
+def _activity(
+    timeline: Timeline,
+    member: Member,
+    issued: Issued | None,
+    progress: Progress | None,
+    seq: Int64,
+    seen: Observed,
+) -> Activity:
+    if issued is None or progress is None:
+        return seen.activity(None)
+    ranges = timeline.processes[member.process].ranges
+    names = [timeline.names[int(ranges.name[row])] for row in issued.row[-1:]]
+    left = np.flatnonzero((progress.state == State.ISSUED) | (progress.state == State.STARTED))[:PENDING_KEPT]
+    pending = tuple(
+        Pending(
+            name=timeline.names[int(ranges.name[issued.row[at]])],
+            communicator=issued.groups[int(issued.group[at])][0],
+            seq=int(seq[at]),
+            launched_ns=int(ranges.start[issued.row[at]]),
+            started=bool(progress.state[at] == State.STARTED),
+        )
+        for at in left.tolist()
+    )
+    return replace(seen.activity(names[0] if names else None), pending=pending)
+
+
+def _facts(timeline: Timeline, member: Member, issued: Issued | None) -> ProcessFacts:
+    process, track = timeline.processes[member.process], member.track
+    thread = process.ranges.thread[issued.row[-1:]].tolist() if issued is not None else []
+    return ProcessFacts(
+        host=timeline.captures[process.capture].host,
+        pid=process.pid,
+        device=track.device if track is not None else None,
+        pci=track.pci_bus if track is not None else None,
+        thread=str(thread[0] & TID_MASK) if thread else None,
+    )
 
 
 def _interrupted(seen: Sequence[Observed], progress: Sequence[Progress | None], *, asked: bool) -> bool | None:

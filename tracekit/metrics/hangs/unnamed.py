@@ -73,7 +73,7 @@ def by_stream(
                 _join(part, ops[0], op)
         if set(np.unique(each.op).tolist()) - set(np.unique(each.op[ran]).tolist()):
             return None
-    return _parted(issued, {op: _root(part, op) for op in part}, names)
+    return _parted(issued, {op: _root(part, op) for op in part}, names, "the stream of {}")
 
 
 def by_op(issued: Sequence[Issued | None], seqs: Sequence[Int64], names: Sequence[str]) -> list[Issued | None] | None:
@@ -86,7 +86,7 @@ def by_op(issued: Sequence[Issued | None], seqs: Sequence[Int64], names: Sequenc
     if any(not _swapped(first, other) for other in others):
         return None
     ops = {op for sequence in sequences for op in sequence}
-    return _parted(issued, {op: op for op in ops}, names)
+    return _parted(issued, {op: op for op in ops}, names, "the calls of {}")
 
 
 def _swapped(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -100,11 +100,13 @@ def _swapped(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return same and (len(a) == len(b) or differ[-1] + 1 < min(len(a), len(b)))
 
 
-def _parted(issued: Sequence[Issued | None], part: dict[int, int], names: Sequence[str]) -> list[Issued | None] | None:
-    """Each rank's collectives with a group for each part; None where there is one part alone."""
+def _parted(
+    issued: Sequence[Issued | None], part: dict[int, int], names: Sequence[str], words: str
+) -> list[Issued | None] | None:
+    """Each rank's collectives with a group for each part, called by ``words``; None where there is one part alone."""
     if len(set(part.values())) < 2:
         return None
-    label = {root: _label([op for op in part if part[op] == root], names) for root in set(part.values())}
+    label = {root: _label([op for op in part if part[op] == root], names, words) for root in set(part.values())}
     return [None if each is None else _regrouped(each, part, label) for each in issued]
 
 
@@ -126,9 +128,9 @@ def _regrouped(each: Issued, part: dict[int, int], label: dict[int, str]) -> Iss
     )
 
 
-def _label(ops: list[int], names: Sequence[str]) -> str:
-    told = sorted("unknown ops" if op == UNKNOWN else names[op] for op in ops)
-    return f"the communicator of {', '.join(told)}".replace("_", "-")
+def _label(ops: list[int], names: Sequence[str], words: str) -> str:
+    told = sorted("unknown ops" if op == UNKNOWN else names[op].replace("_", "-") for op in ops)
+    return words.format(", ".join(told))
 
 
 def _root(part: dict[int, int], op: int) -> int:
