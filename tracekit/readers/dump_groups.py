@@ -72,12 +72,17 @@ def counts_of(status: Any, groups: Mapping[str, Group], names: Mapping[str, str]
         name = names.get(key) or by_order.get(key)
         if name is not None:
             found[name] = Count(
-                launched=number(facts.get("last_enqueued_collective")),
+                launched=_count(facts.get("last_enqueued_collective")),
                 started=number(facts.get("last_started_collective")),
-                completed=number(facts.get("last_completed_collective")),
+                completed=_count(facts.get("last_completed_collective")),
                 mapped=key in names,
             )
     return found
+
+
+def _count(told: Any) -> int:
+    """A count; torch begins at -1, before the first."""
+    return 0 if text(told) == "-1" else number(told)
 
 
 def _by_order(ids: list[str], groups: list[str], names: Mapping[str, str]) -> dict[str, str]:

@@ -11,8 +11,13 @@ import numpy as np
 from tracekit.evidence import UNKNOWN, Int32, Int64
 from tracekit.metrics.hangs.examine import Examined
 from tracekit.metrics.hangs.graph import Node
+from tracekit.metrics.hangs.peers import entries_at, in_step
 from tracekit.metrics.hangs.table import NEVER
 
+MOST_TO_ONE = 3
+"""How many have to call in the usual order for each that does not."""
+EARLY = -2
+"""Position of a launch that is not listed, since it is over or lost: before all that is listed."""
 MOST_STARTS = 200
 """From how many collectives a shortest cycle is looked for."""
 
@@ -104,8 +109,8 @@ def _within(node: Node) -> list[Edge]:
 def odd_ones(examined: Examined, groups: Sequence[int]) -> Int32:
     """Rows that call the collectives of a cycle in another order than most do; none where nobody stands out.
 
-    Ranks of other groups of the same description and size count, which call what their groups call under the same
-    numbers. They have to be most of all, and all others have to be in the cycle's communicators.
+    Ranks of other communicators that call the same under the same numbers count too. Those who stand out have to be
+    few, and members of the cycle's communicators.
     """
     odd: set[int] = set()
     for one, other in zip(groups, [*groups[1:], groups[0]], strict=True):
@@ -122,48 +127,22 @@ def _odd(examined: Examined, one: int, other: int) -> list[int]:
     members = {
         int(row) for group in (one, other) for row in examined.members[examined.communicator_of(group)].rows.tolist()
     }
-    if len(few) and len(many) >= 2 * len(few) and members.issuperset(few.tolist()):
+    if len(few) and len(many) >= MOST_TO_ONE * len(few) and members.issuperset(few.tolist()):
         return [int(row) for row in few]
     return []
 
 
 def _launch_of(examined: Examined, group: int) -> Int64:
-    """By row, the position of its launch of a collective, or of the one that has its place in a group like it.
+    """By row, the position of its launch of a collective, or of the one that has its place in a communicator like it.
 
-    `NEVER` where it was not launched, UNKNOWN where nothing tells.
+    `NEVER` where it was not launched, `EARLY` where it is not listed any more, UNKNOWN where nothing tells.
     """
     seq = examined.seq_of(group)
     found = np.full(len(examined.evidence.ranks), UNKNOWN, np.int64)
-    for index in alike(examined, examined.communicator_of(group)):
+    own = examined.communicator_of(group)
+    for index in [own, *in_step(examined, own, seq)]:
         member = examined.members[index]
-        found[member.rows[member.last < seq]] = NEVER
-        entries = _entries_at(examined, index, seq)
+        found[member.rows] = np.where(member.last < seq, NEVER, EARLY)
+        entries = entries_at(examined, index, seq)
         found[examined.table.row[entries]] = examined.table.position[entries]
     return found
-
-
-def _entries_at(examined: Examined, communicator: int, seq: int) -> slice:
-    table = examined.table
-    low, high = np.searchsorted(table.communicator, [communicator, communicator + 1])
-    start, stop = np.searchsorted(table.seq[low:high], [seq, seq + 1])
-    return slice(int(low + start), int(low + stop))
-
-
-def alike(examined: Examined, communicator: int) -> list[int]:
-    """Communicators of the same description and size, with this one; this one alone where it has none."""
-    communicators = examined.evidence.communicators
-    own = communicators[communicator]
-    if own.description is None or own.ranks is None or own.is_way:
-        return [communicator]
-    return [
-        index
-        for index, other in enumerate(communicators)
-        if other.description == own.description and other.ranks is not None and len(other.ranks) == len(own.ranks)
-    ]
-
-
-def elsewhere(examined: Examined, group: int) -> list[slice]:
-    """The entries of the collectives that have a group's place in other communicators like its own."""
-    own, seq = examined.communicator_of(group), examined.seq_of(group)
-    found = [_entries_at(examined, index, seq) for index in alike(examined, own) if index != own]
-    return [entries for entries in found if entries.start < entries.stop]

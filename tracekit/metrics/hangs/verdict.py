@@ -27,6 +27,7 @@ from tracekit.metrics.hangs.sides import (
     step_of,
 )
 from tracekit.metrics.hangs.still import Still, at_work, stands_still, stopped_outside, suspicion
+from tracekit.metrics.hangs.table import is_silent
 from tracekit.metrics.hangs.waits import waits_of
 from tracekit.metrics.hangs.words import lacking_ranks, listed, newer, ranks_in_words, silent
 from tracekit.results import Hang, Unfinished, Waiting
@@ -155,7 +156,19 @@ def _without_cause(examined: Examined) -> Draft:
     if stopped_outside(evidence):
         further = "captures of further ranks: these stopped outside of any collective, with none of theirs unfinished"
         return Draft(verdict="undecided", lacking=[further])
+    if dumps := _without_dumps(examined):
+        return Draft(verdict="undecided", lacking=dumps)
     return Draft(verdict="not_a_hang", notes=["all collectives were launched by all ranks and completed"])
+
+
+def _without_dumps(examined: Examined) -> list[str]:
+    """What is lacking where dumps are taken of a job, all is over on the ranks that have one, and others have none."""
+    evidence = examined.evidence
+    if any(rank.end_ns is not None for rank in evidence.ranks):
+        return []
+    there = {rank.rank for rank in evidence.ranks if not is_silent(rank)}
+    lacking = [rank for rank in range(evidence.world_size or 0) if rank not in there]
+    return lacking_ranks(examined, lacking) if lacking else []
 
 
 def _on_cause(examined: Examined, cause: Cause) -> Draft:
@@ -244,7 +257,7 @@ def _arrived(examined: Examined, cause: Cause) -> Draft:
     """All that are known have launched it, with the same arguments, and somebody is not through."""
     table = examined.table
     at = table.entries_of(cause.group)
-    if lacking := _lacking_to_blame(examined, cause.group, at):
+    if lacking := _lacking_to_blame(examined, cause, at):
         return Draft(verdict="undecided", group=cause.group, lacking=lacking)
     member = examined.members[examined.communicator_of(cause.group)]
     inside, finished = table.row[at], np.setdiff1d(member.rows, table.row[at])
@@ -262,8 +275,9 @@ def _arrived(examined: Examined, cause: Cause) -> Draft:
     return Draft(verdict="state_mismatch", group=cause.group, culprits=culprits)
 
 
-def _lacking_to_blame(examined: Examined, group: int, at: slice) -> list[str]:
+def _lacking_to_blame(examined: Examined, cause: Cause, at: slice) -> list[str]:
     """What is lacking before a collective can be said to have begun alike on all ranks; [] where nothing is."""
+    group = cause.group
     member = examined.members[examined.communicator_of(group)]
     if member.unseen:
         return lacking_ranks(examined, member.unseen)
