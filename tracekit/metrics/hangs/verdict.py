@@ -142,23 +142,27 @@ def _without_cause(examined: Examined) -> Draft:
             for entry in evidence.unread[:MOST_UNFINISHED]
         )
         ranks = sorted({entry.rank for entry in evidence.unread})
-        lacking = f"what the unfinished entries of {listed(ranks)} belong to: they could not be read whole"
-        return Draft(verdict="undecided", lacking=[lacking], unfinished=unfinished)
+        untold = f"what the unfinished entries of {listed(ranks)} belong to: they could not be read whole"
+        return Draft(verdict="undecided", lacking=[untold], unfinished=unfinished)
+    if lacking := _lacking_to_clear(examined):
+        return Draft(verdict="undecided", lacking=lacking)
+    return Draft(verdict="not_a_hang", notes=["all collectives were launched by all ranks and completed"])
+
+
+def _lacking_to_clear(examined: Examined) -> list[str]:
+    """What is lacking before a job can be said not to stand still; [] where nothing is."""
+    evidence = examined.evidence
     if not len(examined.table):
-        lacking_all = [*silent(examined), *(evidence.lacking or ("collectives: none is in any capture or dump",))]
-        return Draft(verdict="undecided", lacking=lacking_all)
+        return [*silent(examined), *(evidence.lacking or ("collectives: none is in any capture or dump",))]
     unknown = bool((examined.table.state == State.UNKNOWN).any())
     if unknown and evidence.interrupted is not False:
-        states = ["how far the last collectives got: the captures or dumps do not tell their states"]
-        return Draft(verdict="undecided", lacking=[*silent(examined), *states])
+        states = "how far the last collectives got: the captures or dumps do not tell their states"
+        return [*silent(examined), states]
     if evidence.interrupted and (told := silent(examined)):
-        return Draft(verdict="undecided", lacking=told)
+        return told
     if stopped_outside(evidence):
-        further = "captures of further ranks: these stopped outside of any collective, with none of theirs unfinished"
-        return Draft(verdict="undecided", lacking=[further])
-    if dumps := _without_dumps(examined):
-        return Draft(verdict="undecided", lacking=dumps)
-    return Draft(verdict="not_a_hang", notes=["all collectives were launched by all ranks and completed"])
+        return ["captures of further ranks: these stopped outside of any collective, with none of theirs unfinished"]
+    return _without_dumps(examined)
 
 
 def _without_dumps(examined: Examined) -> list[str]:
