@@ -21,8 +21,10 @@ Int64 = NDArray[np.int64]
 Key = tuple[str | None, str, int]
 """(communicator, op, role)."""
 
-FEW = 4
+FEW = 2
 """Fewer collectives than this say nothing about how ranks leave them."""
+FEW_ARRIVALS = 4
+"""Nor do fewer than this say how ranks arrive."""
 REPRESENTATIVES = 3
 """Members of a group that a further rank is held against."""
 MOST_PAIRED = 64
@@ -64,7 +66,7 @@ class Beside:
     def alike(self, thresholds: Thresholds) -> bool:
         """Whether both arrive at different times and leave at nearly the same."""
         return (
-            self.count >= FEW
+            self.count >= FEW_ARRIVALS
             and self.possible(thresholds)
             and self.starts >= thresholds.arrival_spread_ratio * self.ends
         )
@@ -236,7 +238,7 @@ def _equally_close(shares: Sequence[Share], tolerance_ns: float, thresholds: Thr
         if shares[i].rank != shares[j].rank
         and (p := beside(shares[i], shares[j], tolerance_ns)).count >= FEW
         and p.possible(thresholds)
-        and p.ends <= min(thresholds.clock_residual_ns, p.gap * thresholds.end_spread_share / 4)
+        and p.ends <= p.gap * thresholds.end_spread_share / 4
     ]
     if not pairs:
         return [[share] for share in shares]

@@ -37,6 +37,9 @@ class Clocks:
     """Captures without a clock whose k-th collective may be taken for the k-th of the others: nothing speaks against
     it, as it does where many collectives fit at no lag."""
 
+    coarse_ns: tuple[int | None, ...]
+    """By rank: its offset to the first one by the wall clocks, where these are known."""
+
     def domain(self, rank: int) -> int:
         """Ranks of one domain are on one clock; NONE is the domain of all that are aligned."""
         return NONE if self.fits[rank] is not None else self.capture[rank]
@@ -143,7 +146,24 @@ class _Matching:
         """Whether the k-th collective of a group may be that of the others: for want of any other evidence."""
         counts = {len(share.end) for each in others for share in each}
         open_to = self._clocks.domain(group[0].rank) in {NONE, *self._clocks.in_order}
-        return max(counts) < FEWEST or (open_to and len(counts) == 1)
+        if max(counts) >= FEWEST:
+            return open_to and len(counts) == 1
+        return all(self._by_wall_clock(group[0], other[0]) for other in others)
+
+    def _by_wall_clock(self, own: Share, other: Share) -> bool:
+        """Whether few collectives end at about the same time in their order, as far as wall clocks tell."""
+        shift = [self._clocks.coarse_ns[share.rank] for share in (own, other)]
+        count = min(len(own.end), len(other.end))
+        if count < 2 or shift[0] is None or shift[1] is None:
+            return True
+        raw = [self._raw(share)[:count] - ns for share, ns in zip((own, other), shift, strict=True) if ns is not None]
+        gap = float(np.median(np.diff(raw[1])))
+        return bool(np.median(np.abs(raw[0] - raw[1])) <= gap / 4)
+
+    def _raw(self, share: Share) -> Int64:
+        """Ends on the capture's own clock."""
+        ends: Int64 = np.sort(self._tracks[share.rank].ops.end[self._found[share.rank].row[share.index]])
+        return ends
 
     def exchanged(self, shares: Sequence[Share]) -> list[Matched]:
         """Sends and receives, and all-to-alls, on one clock; in the order of each rank where there is none."""

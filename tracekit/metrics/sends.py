@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.metrics.groups import FEW, Share, beside, nearest_to
+from tracekit.metrics.groups import FEW_ARRIVALS, Share, beside, nearest_to
 from tracekit.timeline import NONE
 
 Int64 = NDArray[np.int64]
@@ -90,7 +90,7 @@ def _in_order(shares: Sequence[Share], *, meets: bool) -> Exchange:
 def _all_at_once(shares: Sequence[Share], tolerance_ns: int, thresholds: Thresholds) -> bool:
     """Whether each k-th operation is an exchange of all: as many everywhere, nobody leaves before all are there."""
     counts = {len(share.index) for share in shares}
-    if len(counts) != 1 or counts.pop() < FEW:
+    if len(counts) != 1 or counts.pop() < FEW_ARRIVALS:
         return False
     orders = [np.argsort(share.index, kind="stable") for share in shares]
     start = np.stack([share.start[order] for share, order in zip(shares, orders, strict=True)])
@@ -126,4 +126,4 @@ def _pairs(shares: Sequence[Share], tolerance_ns: int) -> list[Exchange]:
 def _one_pair(a: Share, b: Share, tolerance_ns: int, thresholds: Thresholds) -> bool:
     """Whether two ranks that nobody else sends to exchange with each other: as many, and in step."""
     pair = beside(a, b, tolerance_ns)
-    return len(a.end) == len(b.end) and pair.count >= FEW and pair.possible(thresholds)
+    return len(a.end) == len(b.end) and pair.count >= FEW_ARRIVALS and pair.possible(thresholds)

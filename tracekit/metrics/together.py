@@ -65,6 +65,7 @@ def put_together(
         fits=clocks if comparable else (None,) * len(tracks),
         capture=captures,
         in_order=frozenset(order[i] for i in alignment.ambiguous) if alignment else frozenset(order),
+        coarse_ns=tuple(coarse_offset(timeline, track, tracks[0]) for track in tracks) if align else (None,) * len(tracks),
     )
     whole = world(timeline).complete
     matched = match(tracks, found, kinds, known, thresholds, whole=whole)
