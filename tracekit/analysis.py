@@ -33,6 +33,7 @@ from tracekit.metrics.together import (
     blame,
     clock_of,
     coarse_offset,
+    host_of,
     put_together,
     stages,
     with_caused_waits,
@@ -113,7 +114,7 @@ def examine(
     ranks = _ranks(timeline, measured, together, verdict, steady)
     windows = [m.window for m in measured]
     chosen = [steady_windows(m.steps, steady) for m in measured]
-    hosts = [_host(timeline, track) for track in tracks]
+    hosts = [host_of(timeline, track) for track in tracks]
     table = collectives(tracks, found, covers, windows, together.matched, chosen, hosts, world_size=job.size)
     hang = _hang(timeline, options)
     findings: tuple[Finding, ...] = ()
@@ -232,11 +233,6 @@ def _hang(timeline: Timeline, options: Options) -> Hang | None:
         return None
     hang = diagnose(evidence, options.thresholds)
     return hang if hang.verdict != "not_a_hang" else None
-
-
-def _host(timeline: Timeline, track: RankTrack) -> str:
-    """The rank's host, or its capture where the host is not known: one report is of one host."""
-    return track.host or timeline.captures[timeline.processes[track.process].capture].path
 
 
 def _not_aligned(timeline: Timeline, tracks: Sequence[RankTrack], together: Together) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ class Thresholds:
     """† Below this share for the worst rank, ranks take turns; in between it is undecided."""
     turn_share: float = 0.1
     """† A rank that causes this share of the waiting takes part in the turns."""
+    late_steps_share: float = 0.8
+    """† A rank that is late in this share of the steps, or of those from one on, is late in all of these."""
     own_wait_ratio: float = 0.25
     """† Who makes others wait waits itself at most this × the median."""
     slow_compute_ratio: float = 1.05

@@ -13,7 +13,7 @@ from tracekit.config import Thresholds
 from tracekit.intervals import Cover
 from tracekit.metrics.accounting import Covers
 from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, compared
+from tracekit.metrics.stragglers import Arrivals, Windows, compared
 from tracekit.results import Account, Step
 from tracekit.timeline import NONE, Kind, Process, Ranges, RankTrack, Source
 
@@ -79,6 +79,11 @@ class StepMatrix:
                         out[phase][at] = step.by_phase[phase].compute_ns
         return cls(**out)
 
+    def columns(self, picked: Sequence[int]) -> StepMatrix:
+        """Only the picked steps."""
+        names = ("compute", "idle", "data", "forward", "backward")
+        return StepMatrix(**{name: getattr(self, name)[:, list(picked)] for name in names})
+
     def others(self) -> Int64:
         """(steps,) how many ranks beside one hold each step; at least 1."""
         held: Int64 = np.count_nonzero(~np.isnan(self.compute), axis=0)
@@ -110,7 +115,6 @@ def why_persistent(
     track: RankTrack,
     process: Process,
     found: RankCollectives,
-    suspicion: Suspicion,
     arrivals: Arrivals,
     matrix: StepMatrix,
     medians: Callable[[int], Medians],
@@ -134,11 +138,8 @@ def why_persistent(
     # Half of the delay by each of two reasons is explained too: the greater one is the cause.
     together = max(compute_excess, 0.0) + max(idle_excess, 0.0) >= enough
     # The median of its peers is that of the slow ones where half of them are slow.
-    slower = (
-        suspicion.compute_ratio[row] >= thresholds.slow_compute_ratio
-        if len(alike) == 1
-        else compute[row] >= thresholds.slow_compute_ratio * np.median(compute[others])
-    )
+    beside = peers if len(alike) == 1 else others
+    slower = compute[row] >= thresholds.slow_compute_ratio * np.median(compute[beside])
     cause = SILENT
     if slower and (compute_excess >= enough or (together and compute_excess >= idle_excess)):
         slow = ratio is not None and ratio >= thresholds.slow_compute_ratio

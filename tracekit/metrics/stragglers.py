@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.metrics.matching import Matched
 from tracekit.metrics.waits import RankWaits, split, start_up
 from tracekit.timeline import NONE, RankTrack
 
@@ -99,6 +99,8 @@ def arrivals(
     kinds: list[_Seen] = []
     late: list[list[Int64]] = [[np.empty(0, np.int64)] for _ in tracks]
     for collective in matched:
+        if collective.point_to_point:
+            continue  # pipelines fill and drain: that one stage waits for another is the order of the work
         seen = _seen(collective, tracks, found, waits, windows, uncertainty_ns)
         if seen is None:
             continue
@@ -132,9 +134,23 @@ def _peers(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
     peers = np.eye(n, dtype=np.bool_)
     pipelined = any(kind.op == "send_recv" for kind in matched)
     for kind in matched:
-        if kind.op in FINISH_TOGETHER and not (pipelined and len(kind.members) == n):
+        if kind.meets and not kind.point_to_point and not (pipelined and len(kind.members) == n):
             peers[np.ix_(kind.members, kind.members)] = True
     return peers
+
+
+def chains(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
+    """(ranks, ranks) which ranks send to each other, also by way of others, each with itself: pipelines."""
+    joined = np.eye(n, dtype=np.bool_)
+    for kind in matched:
+        # Not an exchange among all ranks, in which everybody sends to everybody.
+        if kind.op == "send_recv" and (kind.point_to_point or kind.communicator is not None) and len(kind.members) < n:
+            joined[np.ix_(kind.members, kind.members)] = True
+    while True:
+        further = (joined.astype(np.int64) @ joined) > 0
+        if (further == joined).all():
+            return joined
+        joined = further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from tracekit.metrics.match_ranks import Clocks, match
 from tracekit.metrics.matching import FINISH_TOGETHER, Matched, keys_of, same_roles
 from tracekit.metrics.numbering import OwnSteps, common_numbers
 from tracekit.metrics.one_rank import RankMeasures
-from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, ratio_to_peers
+from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, arithmetic, arrivals, chains, ratio_to_peers
 from tracekit.metrics.verdicts import Evidence, verdicts
 from tracekit.metrics.waits import RankWaits, rank_waits
 from tracekit.metrics.world import world
@@ -65,7 +65,9 @@ def put_together(
         fits=clocks if comparable else (None,) * len(tracks),
         capture=captures,
         in_order=frozenset(order[i] for i in alignment.ambiguous) if alignment else frozenset(order),
-        coarse_ns=tuple(coarse_offset(timeline, track, tracks[0]) for track in tracks) if align else (None,) * len(tracks),
+        coarse_ns=tuple(coarse_offset(timeline, track, tracks[0]) for track in tracks)
+        if align
+        else (None,) * len(tracks),
     )
     whole = world(timeline).complete
     matched = match(tracks, found, kinds, known, thresholds, whole=whole)
@@ -226,6 +228,11 @@ def with_caused_waits(steps: Sequence[Step], row: int, verdict: Blame, steady: S
     return tuple(replace(step, caused_wait_ns=round(float(caused[column[step.step]]))) for step in steps)
 
 
+def host_of(timeline: Timeline, track: RankTrack) -> str:
+    """The rank's host, or its capture where the host is not known: one report is of one host."""
+    return track.host or timeline.captures[timeline.processes[track.process].capture].path
+
+
 def _idle_in_data(timeline: Timeline, m: RankMeasures, *, by_step: bool) -> Int64:
     """What the rank idles, its host inside a data range, in each of its steps or in its whole window, ns."""
     spans = [(step.start_ns, step.end_ns) for step in m.steps] if by_step else [m.window]
@@ -309,6 +316,10 @@ def blame(
             arrivals=counted,
             matrix=matrix,
             windows=windows,
+            numbers=tuple(numbers),
+            step_ns=mean(accounts or totals).wall_ns,
+            hosts=[host_of(timeline, track) for track in tracks],
+            chained=chains(len(tracks), together.matched),
             thresholds=thresholds,
         )
     )
@@ -325,6 +336,10 @@ def blame(
             kernel_ratio=each.why.kernel_ratio if each.why else None,
             slow_kernels_share=each.why.slow_kernels_share if each.why else None,
             idle_excess_ns=round(each.why.idle_excess_ns) if each.why else None,
+            pattern=each.pattern.kind if each.pattern else None,
+            from_step=each.pattern.from_step if each.pattern else None,
+            period=each.pattern.period if each.pattern else None,
+            hosts=each.hosts,
         )
         for each in told
     ]

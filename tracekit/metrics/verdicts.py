@@ -20,10 +20,13 @@ from tracekit.metrics.lateness import (
     why_persistent,
     why_rotating,
 )
+from tracekit.metrics.patterns import Pattern, pattern_of
 from tracekit.metrics.stragglers import Arrivals, Suspicion, Windows, compared, hardly_wait
 from tracekit.timeline import Process, RankTrack
 
 Float = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class Verdict:
     cause: str
     why: Lateness | None
     """None where ranks take turns."""
+    pattern: Pattern | None = None
+    """In which steps it is late; None where ranks take turns, and without steps."""
+    hosts: tuple[str, ...] = ()
+    """Hosts all of whose ranks are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +56,43 @@ class Evidence:
     arrivals: Arrivals
     matrix: StepMatrix
     windows: Sequence[Windows]
+    numbers: tuple[int, ...]
+    """Of the steps; () where the whole capture counts as one."""
+    step_ns: float
+    hosts: Sequence[str]
+    chained: Bool
+    """(ranks, ranks) which ranks send to each other, also by way of others: they are late together."""
     thresholds: Thresholds
+
+    def pattern(self, rows: Sequence[int]) -> Pattern | None:
+        """In which steps ranks are late, by what each of the others waits for them."""
+        if len(self.numbers) < 2:
+            return None
+        waiting = np.maximum(self.matrix.others() - (len(rows) - 1), 1)
+        late = self.arrivals.caused[list(rows)].sum(axis=0) / waiting
+        return pattern_of(late, self.numbers, self.step_ns, self.thresholds)
+
+    def in_steps(self, pattern: Pattern | None) -> Evidence:
+        """What is known of the steps of a pattern alone."""
+        if pattern is None or len(pattern.steps) in {0, len(self.numbers)}:
+            return self
+        at = [self.numbers.index(number) for number in pattern.steps]
+        arrivals = self.arrivals.columns(at)
+        return replace(
+            self,
+            arrivals=replace(arrivals, late=self._late_in(at)),
+            matrix=self.matrix.columns(at),
+            windows=[each.only(at) for each in self.windows],
+            numbers=pattern.steps,
+        )
+
+    def _late_in(self, columns: Sequence[int]) -> tuple[Int64, ...]:
+        """By rank: the collectives in which it was last that start in these steps."""
+        result = []
+        for track, each, windows, late in zip(self.tracks, self.found, self.windows, self.arrivals.late, strict=True):
+            column = windows.column_of(track.ops.start[each.row[late]])
+            result.append(late[np.isin(column, columns)])
+        return tuple(result)
 
     def why(self, row: int, alike: Sequence[int], medians: Callable[[int], Medians]) -> Lateness:
         """Why the rank in ``row`` is late, held against those of its peers that are not late like it."""
@@ -59,7 +102,6 @@ class Evidence:
             self.tracks[row],
             self.processes[row],
             self.found[row],
-            self.suspicion,
             self.arrivals,
             self.matrix,
             medians,
@@ -72,8 +114,7 @@ def verdicts(evidence: Evidence) -> tuple[Verdict, ...]:
     suspicion = evidence.suspicion
     if suspicion.verdict == "none":
         return ()
-    medians = cache(lambda row: kernel_medians(evidence.tracks[row], evidence.windows[row]))
-    several = _late_alike(evidence, medians)
+    several = _late_alike(evidence)
     if several:
         return several
     if suspicion.verdict == "rotating":
@@ -81,11 +122,18 @@ def verdicts(evidence: Evidence) -> tuple[Verdict, ...]:
         told = [Verdict(row=row, verdict="rotating", cause=cause, why=None) for row in suspicion.ranks]
         return tuple(told) if cause != SILENT else ()
     row = suspicion.ranks[0]
-    why = evidence.why(row, (row,), medians)
+    pattern = evidence.pattern((row,))
+    why = _reasons(evidence.in_steps(pattern))(row, (row,))
     if why.cause == SILENT:
         return ()
     verdict = "undecided" if _open(why, evidence.arrivals.caused[row]) else suspicion.verdict
-    return (Verdict(row=row, verdict=verdict, cause=why.cause, why=why),)
+    return (Verdict(row=row, verdict=verdict, cause=why.cause, why=why, pattern=pattern),)
+
+
+def _reasons(evidence: Evidence) -> Callable[[int, Sequence[int]], Lateness]:
+    """Why a row is late, beside those that are late alike; kernels are summed up once a rank."""
+    medians = cache(lambda row: kernel_medians(evidence.tracks[row], evidence.windows[row]))
+    return lambda row, alike: evidence.why(row, alike, medians)
 
 
 def _open(why: Lateness | None, caused: Float) -> bool:
@@ -98,32 +146,47 @@ def _in_one_step(caused: Float) -> bool:
     return len(caused) > 2 and bool(2 * caused.max() > caused.sum())
 
 
-def _late_alike(evidence: Evidence, medians: Callable[[int], Medians]) -> tuple[Verdict, ...]:
+def _late_alike(evidence: Evidence) -> tuple[Verdict, ...]:
     """Several ranks that are late together, for reasons that show; () where it is one, or none.
 
     Who of them is last is chance, so that none need have half of the waiting: what they share is that they hardly wait.
+    Ranks of one pipeline are late with the one among them that has a reason, and are not named.
     """
     suspicion, thresholds = evidence.suspicion, evidence.thresholds
     quiet = hardly_wait(evidence.arrivals.own.sum(axis=1), thresholds)
     if len(quiet) < 2:
         return ()
+    pattern = evidence.pattern(quiet)
+    reasons = _reasons(evidence.in_steps(pattern))
     told = []
     for row in quiet:
         if np.isin(compared(evidence.arrivals.peers, row), quiet).all():
             continue  # nobody beside it waits
-        why = evidence.why(row, quiet, medians)
+        why = reasons(row, quiet)
         # More work without a slow kernel is no reason to name who is never last.
         if why.cause == "unknown" and suspicion.caused_share[row] < thresholds.turn_share:
             continue
         if why.cause != SILENT:
-            told.append(Verdict(row=row, verdict="persistent", cause=why.cause, why=why))
+            told.append(Verdict(row=row, verdict="persistent", cause=why.cause, why=why, pattern=pattern))
     rows = [each.row for each in told]
-    if len(told) < 2 or sum(suspicion.caused_share[row] for row in rows) < thresholds.persistent_share:
+    behind = [row for row in quiet if row not in rows and evidence.chained[row, rows].any()]
+    share = sum(suspicion.caused_share[row] for row in (*rows, *behind))
+    if len(rows) + len(behind) < 2 or not rows or share < thresholds.persistent_share:
         return ()
+    hosts = _whole_hosts(rows, evidence.hosts)
+    if hosts and all(each.cause == "slow_compute" for each in told):
+        return tuple(replace(each, hosts=hosts) for each in told)
     if any(_half_of_peers(row, rows, evidence.arrivals.peers) for row in rows):
         return tuple(_of_group(each) for each in told)
     caused = evidence.arrivals.caused[rows].sum(axis=0)
     return tuple(replace(each, verdict="undecided") if _open(each.why, caused) else each for each in told)
+
+
+def _whole_hosts(rows: Sequence[int], hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts of which these are all the ranks, where they are the ranks of whole hosts, and others are not."""
+    named = {hosts[row] for row in rows}
+    of_them = [row for row, host in enumerate(hosts) if host in named]
+    return tuple(sorted(named)) if sorted(rows) == of_them and len(of_them) < len(hosts) and len(of_them) > 1 else ()
 
 
 def _half_of_peers(row: int, rows: Sequence[int], peers: NDArray[np.bool_]) -> bool:

@@ -372,6 +372,10 @@ def _straggler(row: Straggler) -> dict[str, Any]:
         "kernel_ratio": row.kernel_ratio,
         "slow_kernels_share": row.slow_kernels_share,
         "idle_excess_ns": row.idle_excess_ns,
+        "pattern": row.pattern,
+        "from_step": row.from_step,
+        "period": row.period,
+        "hosts": list(row.hosts),
     }
 
 

@@ -240,3 +240,11 @@ class Straggler:
     """Share of the shared kernels' time in kernels that are slow here."""
     idle_excess_ns: int | None
     """Idle time a step beyond its peers' median; None where several ranks take turns."""
+    pattern: str | None = None
+    """always, from_step (it slows down at one) or periodic; None where its late steps show none of these."""
+    from_step: int | None = None
+    """The first step in which it is late, where that is not the first of all."""
+    period: int | None = None
+    """It is late in every so-manieth step."""
+    hosts: tuple[str, ...] = ()
+    """Hosts all of whose ranks are named, where the named ranks are those of whole hosts."""
