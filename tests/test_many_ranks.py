@@ -133,13 +133,22 @@ def test_waits_of_each_rank_to_the_nanosecond(name):
 WAITED = [name for name in NAMES if truth(name)["straggler"]["cause"] and name != "straggler_ragged"]
 
 
-def first_steady_launch(name, rank):
-    """When the host of a rank begins its first steady step."""
+def steady_launches(name, rank):
+    """When the host of a rank begins its first steady step, and the first one that was cut off after them."""
+    steady = truth(name)["steady"]
+    return (
+        launch_of_step(name, rank, steady["steps"][0]),
+        launch_of_step(name, rank, steady["cut_off"][0]) if steady["cut_off"] else None,
+    )
+
+
+def launch_of_step(name, rank, step):
+    """When the host of a rank begins a step; None where it does not."""
     expected = truth(name)["ranks"][str(rank)]
     sql = """SELECT min(start) FROM NVTX_EVENTS JOIN StringIds ON id = textId
              WHERE value = 'step' AND int64Value = ? AND globalTid >> 24 & 0xFFFFFF = ?"""
     with sqlite3.connect(f"file:{SAMPLES / expected['capture']}?mode=ro", uri=True) as db:
-        ((first,),) = db.execute(sql, (truth(name)["steady"]["steps"][0], expected["pid"])).fetchall()
+        ((first,),) = db.execute(sql, (step, expected["pid"])).fetchall()
     db.close()
     return first
 
@@ -149,7 +158,8 @@ def test_exposed_waits_of_each_rank(name):
     """In collectives launched in steady steps: the truth is from arrivals on one clock, this from durations."""
     for track, (wait, found) in zip(timeline(name).ranks, waits(name), strict=True):
         launched = timeline(name).processes[track.process].calls.start[track.ops.call[found.row]]
-        steady = launched >= first_steady_launch(name, track.rank)
+        first, last = steady_launches(name, track.rank)
+        steady = (launched >= first) & (launched < (last or launched.max() + 1))
         expected = truth(name)["peer_waits"]["exposed_by_rank_ns"][str(track.rank)]
         assert wait.exposed_wait[steady].sum() == pytest.approx(expected, abs=SPREAD_NS * int(steady.sum()))
 

@@ -41,7 +41,8 @@ from tracekit.metrics.together import (
     with_wall_clock_notes,
 )
 from tracekit.metrics.traffic import traffic
-from tracekit.metrics.views import Detail
+from tracekit.metrics.views import Detail, RankView
+from tracekit.metrics.waits_by_step import with_waits
 from tracekit.metrics.world import start_up_left_out, world
 from tracekit.options import Options, picked_host_ranks, picked_ranks, picked_steps
 from tracekit.readers.nsys_sqlite import REMEDIES
@@ -68,7 +69,7 @@ def analyze(
     Raises `UsageError` when the options pick nothing: a rank or step that is not there, a window without GPU work; and
     `NoGpuWorkError` when there is no rank (with ``allow_no_gpu``: nor an NVTX step).
     """
-    analysis, _ = examine(timeline, options, progressing=progressing)
+    analysis, _ = examine(timeline, options, progressing=progressing, detailed=False)
     return analysis
 
 
@@ -77,8 +78,12 @@ def examine(
     options: Options = Options(),
     *,
     progressing: Callable[[str], Callable[[int, int], None] | None] = lambda _: None,
+    detailed: bool = True,
 ) -> tuple[Analysis, Detail | None]:
-    """Analyze, and give what lies behind it row by row as well; None for captures without GPU work."""
+    """Analyze, and give what lies behind it row by row as well.
+
+    That is None for captures without GPU work, and where neither ``detailed`` nor the options need it.
+    """
     asked = [parse_changes(changes) for changes in options.what_if]
     if not timeline.ranks:
         return _host_view(timeline, options), None
@@ -104,8 +109,13 @@ def examine(
     covers = [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
     measured = with_wall_clock_notes(timeline, with_common_numbers(measured, together), together, options.thresholds)
-    views = rank_views(timeline, measured, together.waits, options.thresholds)
-    measured = [replace(m, steps=with_causes(m.steps, v.bubbles)) for m, v in zip(measured, views, strict=True)]
+    views: tuple[RankView, ...] = ()
+    if options.rules or asked or detailed:
+        views = rank_views(timeline, measured, together.waits, options.thresholds, causes=options.rules)
+    if options.rules:
+        measured = [replace(m, steps=with_causes(m.steps, v.bubbles)) for m, v in zip(measured, views, strict=True)]
+    else:
+        measured = [replace(m, steps=with_waits(m.steps, w)) for m, w in zip(measured, together.waits, strict=True)]
     measured = picked_steps(measured, options)
     steady = steady_steps(
         [m.steps for m in measured], options.thresholds, options.skip_warmup, all_of_them=options.steps is not None
@@ -173,7 +183,7 @@ def examine(
         hang=hang,
         thresholds=options.thresholds,
     )
-    return analysis, Detail(views=views, matched=together.matched, waits=together.waits)
+    return analysis, Detail(views=views, matched=together.matched, waits=together.waits) if views else None
 
 
 def _ranks(

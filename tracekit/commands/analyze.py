@@ -148,7 +148,8 @@ def analyze(
             strict=False,
         )
     with progress(quiet, "Measuring") as (progressing, _):
-        analysis, detail = examine(timeline, options, progressing=progressing)
+        detailed = html_path is not None or perfetto_path is not None
+        analysis, detail = examine(timeline, options, progressing=progressing, detailed=detailed)
     for option, path in (("--html", html_path), ("--perfetto", perfetto_path)):
         drawable = analysis.ranks or (option == "--html" and analysis.hang is not None)
         if path and not drawable:

@@ -17,12 +17,21 @@ from tracekit.timeline import Timeline
 
 
 def rank_views(
-    timeline: Timeline, measured: Sequence[RankMeasures], waits: Sequence[RankWaits], thresholds: Thresholds
+    timeline: Timeline,
+    measured: Sequence[RankMeasures],
+    waits: Sequence[RankWaits],
+    thresholds: Thresholds,
+    *,
+    causes: bool,
 ) -> tuple[RankView, ...]:
-    """The ranks' operations row by row, with their labels, bubbles and causes."""
+    """The ranks' operations row by row, with their labels and bubbles.
+
+    Without ``causes`` those of bubbles are only looked for in the waits; the others are ``unknown``.
+    """
     activity = [_activity(timeline, m) for m in measured]
+    wanted = thresholds if causes else None
     rows = keep(
-        (_labels_and_bubbles(timeline, *each, thresholds) for each in zip(measured, activity, waits, strict=True)),
+        (_labels_and_bubbles(timeline, *each, wanted) for each in zip(measured, activity, waits, strict=True)),
         beside=measured[0].track.ops.start,
     )
     return tuple(_view(timeline, m, own, *row) for m, own, row in zip(measured, activity, rows, strict=True))
@@ -34,11 +43,13 @@ def _activity(timeline: Timeline, m: RankMeasures) -> Activity:
 
 
 def _labels_and_bubbles(
-    timeline: Timeline, m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds
+    timeline: Timeline, m: RankMeasures, activity: Activity, waits: RankWaits, thresholds: Thresholds | None
 ) -> tuple[OpLabels, Bubbles]:
     ops = m.track.ops
     labels = label_ops(ops, activity.process, m.words, m.marks, speaker(timeline, m.track, m.marks, m.words))
     bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
+    if thresholds is None:
+        return labels, bubbles
     bubbles = with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
     return labels, with_exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
 

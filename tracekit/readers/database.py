@@ -174,15 +174,15 @@ class Database:
         statements = [self._statement(table, columns, span) for span in self._spans(table, count)]
         workers = min(len(statements), os.cpu_count() or 1, 16)
         with ThreadPoolExecutor(workers) as pool:
-            parts: list[dict[str, Any]] = []
+            parts: list[dict[str, list[Any]]] = []
             for part in pool.map(lambda sql: self._fetch(table, sql, columns), statements):
                 parts.append(part)
                 if progress:
                     progress(count * len(parts) // len(statements), count)
         return {
-            c.name: pa.concat_arrays([part.pop(c.name) for part in parts])
+            c.name: pa.concat_arrays([piece for part in parts for piece in part.pop(c.name)])
             if c.is_bytes
-            else np.concatenate([part.pop(c.name) for part in parts])
+            else np.concatenate([piece for part in parts for piece in part.pop(c.name)])
             for c in columns
         }
 
@@ -216,7 +216,7 @@ class Database:
             query = query.where(sa.literal_column("rowid").between(*span))
         return str(query.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True}))
 
-    def _fetch(self, table: str, sql: str, columns: Sequence[Column]) -> dict[str, Any]:
+    def _fetch(self, table: str, sql: str, columns: Sequence[Column]) -> dict[str, list[Any]]:
         try:
             with (
                 adbc_driver_sqlite.connect(self._uri) as database,
@@ -232,18 +232,18 @@ class Database:
             raise self._explained(error, table) from error
         return {c.name: self._column(table, c, arrow.column(c.name)) for c in columns}
 
-    def _column(self, table: str, column: Column, values: pa.ChunkedArray) -> Any:
-        array = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    def _column(self, table: str, column: Column, values: pa.ChunkedArray) -> list[Any]:
+        """The pieces of a column as the driver gave them: they are joined once, with those of all tasks."""
         if column.is_bytes:
             # Of no rows the driver cannot tell the type.
-            return array.cast(pa.binary()) if len(array) else pa.nulls(0, pa.binary())
-        if not pa.types.is_integer(array.type) and not pa.types.is_null(array.type):
-            kind = "fractional or too large numbers" if pa.types.is_floating(array.type) else "text"
+            return [chunk.cast(pa.binary()) for chunk in values.chunks if len(chunk)] or [pa.nulls(0, pa.binary())]
+        if not pa.types.is_integer(values.type) and not pa.types.is_null(values.type):
+            kind = "fractional or too large numbers" if pa.types.is_floating(values.type) else "text"
             raise CaptureError(
                 f"{self.path}: column {column.sources[0]} of {table} holds {kind} where whole numbers belong",
                 hint=_EXPORT_AGAIN,
             )
-        return as_numpy(array, int(column.fill))
+        return [as_numpy(chunk, int(column.fill)) for chunk in values.chunks] or [np.empty(0, np.int64)]
 
     def _explained(self, error: BaseException, table: str | None = None) -> CaptureError:
         # SQLite's message quotes damaged names, which Python then cannot decode.

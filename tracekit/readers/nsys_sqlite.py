@@ -28,7 +28,7 @@ from tracekit.readers.nsys_host import (
     read_syncs,
 )
 from tracekit.readers.nsys_memory import process_memory, read_memory
-from tracekit.readers.nsys_tables import NULL, PID_MASK, Columns, Tables, rows_by_value, sorted_rows, take
+from tracekit.readers.nsys_tables import NULL, PID_MASK, Columns, Tables, all_or, rows_by_value, sorted_rows, take
 from tracekit.readers.raw import LARGEST_RANK, Names, RankClaim, RawCapture, RawTrack
 from tracekit.timeline import NONE, CaptureInfo, Kind, Ops, Process, Ranges, Source
 
@@ -173,19 +173,19 @@ def _tracks(
                 auxiliary.append((pid, device))
                 continue
             order = sorted_rows(gpu["start"][own], gpu["end"][own])
-            own = own if order is None else own[order]
+            picked_rows = all_or(own if order is None else own[order], len(gpu["start"]))
             ops = Ops(
-                start=gpu["start"][own],
-                end=gpu["end"][own],
-                stream=gpu["streamId"][own],
-                kind=gpu["kind"][own],
-                source=gpu["source"][own],
-                name=gpu["name"][own],
-                call=gpu["call"][own],
-                nccl=gpu["nccl"][own],
-                grid=gpu["grid"][own],
-                bytes=gpu["bytes"][own],
-                pageable=gpu["pageable"][own],
+                start=gpu["start"][picked_rows],
+                end=gpu["end"][picked_rows],
+                stream=gpu["streamId"][picked_rows],
+                kind=gpu["kind"][picked_rows],
+                source=gpu["source"][picked_rows],
+                name=gpu["name"][picked_rows],
+                call=gpu["call"][picked_rows],
+                nccl=gpu["nccl"][picked_rows],
+                grid=gpu["grid"][picked_rows],
+                bytes=gpu["bytes"][picked_rows],
+                pageable=gpu["pageable"][picked_rows],
             )
             physical = gpus.of(pid, device)
             window = ops.start[:1], ops.end.max(keepdims=True)

@@ -135,7 +135,14 @@ def rows_by_value(values: Int64, wanted: Int64) -> list[NDArray[np.intp]]:
 
 def take(columns: Columns, rows: NDArray[np.intp]) -> Columns:
     """The given rows of all columns; the columns themselves where those are all rows in order."""
-    return {name: column[rows] for name, column in columns.items()}
+    picked = all_or(rows, len(next(iter(columns.values()))) if columns else 0)
+    return {name: column[picked] for name, column in columns.items()}
+
+
+def all_or(rows: NDArray[np.intp], n: int) -> NDArray[np.intp] | slice:
+    """The rows, or a slice where those are all ``n`` rows in order: picking by a slice copies nothing."""
+    every = len(rows) == n and n > 0 and rows[0] == 0 and bool(np.all(rows[1:] == rows[:-1] + 1))
+    return slice(None) if every else rows
 
 
 def sorted_rows(start: Int64, tie: Int64) -> NDArray[np.intp] | None:

@@ -155,7 +155,7 @@ def _optimizer_kernels(view: RankView, context: Context) -> float:
     rows = (view.labels.phase == OPTIMIZER) & (view.ops.kind == Kind.COMPUTE)
     if context.steps:
         rows &= np.isin(view.labels.step, np.array(context.steps))
-    return int(np.count_nonzero(rows)) / context.ledger.steps_of(view)
+    return int(np.count_nonzero(rows)) / max(context.ledger.steps_of(view), 1)  # a rank can have none
 
 
 class WarmUpCounted:
