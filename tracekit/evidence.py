@@ -127,6 +127,8 @@ class Pending:
     seq: int
     launched_ns: int
     """On the clock of the rank's capture."""
+    before_end_ns: int
+    """How long before the end of that capture."""
     started: bool
     """Its kernel is known to run."""
 

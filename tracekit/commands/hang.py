@@ -32,10 +32,18 @@ WHAT_CAN_BE_READ = (
     metavar="FILE",
     help="Write the verdict as JSON; - for standard output, then nothing else is printed there.",
 )
+@click.option("--html", "html_path", metavar="FILE", help="Write the verdict as a page: one file, without scripts.")
 @click.option("--step-marker", metavar="NAME", help="NVTX range that marks a step: its name, or a regular expression.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all groups of ranks and all mismatched collectives.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no text and no progress.")
-def hang(paths: tuple[str, ...], json_path: str | None, step_marker: str | None, verbose: bool, quiet: bool) -> int:
+def hang(
+    paths: tuple[str, ...],
+    json_path: str | None,
+    html_path: str | None,
+    step_marker: str | None,
+    verbose: bool,
+    quiet: bool,
+) -> int:
     """Say why a job stands still: who never arrived where, who waits, and what each rank was doing.
 
     CAPTURE_OR_DUMP is a capture as for analyze, a dump of PyTorch's flight recorder (pickle or JSON), a folder of
@@ -45,7 +53,8 @@ def hang(paths: tuple[str, ...], json_path: str | None, step_marker: str | None,
     from tracekit.metrics.hangs import diagnose
 
     dumps, captures = _sorted_out(paths)
-    check_outputs([json_path] if json_path is not None and json_path != "-" else [], [*dumps, *captures])
+    outputs = [path for path in (json_path, html_path) if path is not None and path != "-"]
+    check_outputs(outputs, [*dumps, *captures])
     verdict = diagnose(_evidence(dumps, captures, step_marker, quiet), DEFAULT)
     if json_path:
         from tracekit.report.files import write_whole
@@ -57,6 +66,10 @@ def hang(paths: tuple[str, ...], json_path: str | None, step_marker: str | None,
             write(document)
         else:
             write_whole(Path(json_path), document)
+    if html_path:
+        from tracekit.report.hang_page import write_hang_html
+
+        write_hang_html(verdict, Path(html_path))
     if json_path != "-" and not quiet:
         _print(verdict, verbose)
     return ExitStatus.FINDING if verdict.is_hang else ExitStatus.DONE

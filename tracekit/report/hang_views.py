@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tracekit.report.words import clean
 from tracekit.results import Around, Hang
+from tracekit.rules.hang_words import group_name
 from tracekit.runs import few_runs, runs
 
 ROWS_SHOWN = 24
@@ -74,7 +75,10 @@ class Table:
 def tables(hang: Hang) -> tuple[Table, ...]:
     """One table for each communicator that the verdict is about."""
     parting = {hang.communicator: hang.seq} | {wait.communicator: wait.seq for wait in hang.cycle}
-    return tuple(_table(around, parting.get(around.communicator)) for around in hang.around)
+    return tuple(
+        _table(around, parting.get(around.communicator), group_name(hang, around.communicator))
+        for around in hang.around
+    )
 
 
 def states_of(shown: tuple[Table, ...]) -> tuple[State, ...]:
@@ -83,7 +87,7 @@ def states_of(shown: tuple[Table, ...]) -> tuple[State, ...]:
     return tuple(state for key, state in STATES.items() if key in seen)
 
 
-def _table(around: Around, parting: int | None) -> Table:
+def _table(around: Around, parting: int | None, name: str) -> Table:
     ops = [clean((op or "unknown").replace("_", "-"), 40) for op in around.ops]
     rows = []
     for group in around.rows[:ROWS_SHOWN]:
@@ -99,7 +103,7 @@ def _table(around: Around, parting: int | None) -> Table:
         steps = runs(sorted({step for step in group.steps if step is not None}))
         rows.append(Row(who=who, cells=tuple(cells), steps=steps))
     return Table(
-        communicator=clean(around.communicator, 60),
+        communicator=clean(name, 80),
         columns=tuple((seq, op, seq == parting) for seq, op in zip(around.seqs, ops, strict=True)),
         rows=tuple(rows),
         left_out=len(around.rows) - len(rows),
@@ -116,7 +120,7 @@ def lines(hang: Hang, *, width: int, unicode: bool) -> list[str]:
     shown = tables(hang)
     made: list[str] = []
     for table in shown:
-        title = f"Communicator {table.communicator}, collectives {table.columns[0][0]} to {table.columns[-1][0]}"
+        title = f"Collectives {table.columns[0][0]} to {table.columns[-1][0]} of {table.communicator}"
         made += textwrap.wrap(title, width)
         room = max(8, width - 2 * len(table.columns) - 4)
         names = [row.who if len(row.who) <= room else row.who[: room - 3] + "..." for row in table.rows]

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from markupsafe import Markup
-
-from tracekit.report import hang_page
 from tracekit.report.files import write_whole
+from tracekit.report.hang_page import render_hang_html
 from tracekit.report.host import render_host
-from tracekit.report.html import content_hash, environment, styles_of
-from tracekit.report.palette import stylesheet
-from tracekit.report.verdict import hang_lead
-from tracekit.report.words import clean, sentence
 from tracekit.results import Analysis
-from tracekit.rules.hang_words import claim
-from tracekit.rules.hangs import finding_of
 
 
 def write_host_html(analysis: Analysis, path: Path) -> int:
@@ -31,18 +23,4 @@ def render_host_html(analysis: Analysis) -> str:
     """Return the page as one HTML document without scripts."""
     hang = analysis.hang
     assert hang is not None  # without one there is nothing to draw
-    style = Markup(stylesheet() + styles_of("style.css", "hang.css"))
-    finding = finding_of(hang)
-    return (
-        environment()
-        .get_template("host_page.html.j2")
-        .render(
-            policy=f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'",
-            style=style,
-            headline=sentence(clean(claim(hang), 2000)),
-            lead=hang_lead(hang),
-            hang=hang_page.page(hang),
-            fix=finding.fix if finding is not None else None,
-            host=render_host(analysis, with_hang=False),
-        )
-    )
+    return render_hang_html(hang, host=render_host(analysis, with_hang=False))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tracekit._version import __version__
 from tracekit.metrics.views import Detail
-from tracekit.report import details, everything, hang_page, squeeze, words
+from tracekit.report import details, everything, hang_page, squeeze
 from tracekit.report.accounts import account_tables, exposed_by_module
 from tracekit.report.causes import FAMILIES
 from tracekit.report.chart_views import chart_views
@@ -24,6 +21,7 @@ from tracekit.report.palette import STATIC, stylesheet
 from tracekit.report.ranks import rank_rows
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Summary, summarise
+from tracekit.report.templating import content_hash, environment, static, styles_of
 from tracekit.report.timeline import picture
 from tracekit.report.timeline.kept import HtmlDetail
 from tracekit.report.timeline.notes import scene_notes
@@ -32,13 +30,12 @@ from tracekit.report.timeline.scene import MAX_EVENTS, Scene, make_scene
 from tracekit.report.views import bar_views, finding_views, job_parts, key_figures
 from tracekit.report.wait_views import wait_views
 from tracekit.results import Analysis
-from tracekit.runs import runs
 from tracekit.timeline import Timeline
 
 SCRIPTS = (
     *(
         f"timeline/{part}.js"
-        for part in ("unpack", "paint", "view", "overview", "lookup", "panel", "find", "links", "input")
+        for part in ("unpack", "paint", "view", "stand", "overview", "lookup", "panel", "find", "links", "input")
     ),
     "heat.js",
     "charts.js",
@@ -126,8 +123,8 @@ def render_html(
     )
     styles = ["style.css", "timeline.css"] + ["hang.css"] * (analysis.hang is not None)
     style = Markup(stylesheet() + styles_of(*styles) + sheet.css())
-    boot = Markup(squeeze.script(_static("boot.js")))
-    code = "(()=>{'use strict';" + squeeze.script("\n".join(map(_static, SCRIPTS))) + "})();"
+    boot = Markup(squeeze.script(static("boot.js")))
+    code = "(()=>{'use strict';" + squeeze.script("\n".join(map(static, SCRIPTS))) + "})();"
     return templates.get_template("page.html.j2").render(
         policy=_policy(style, boot, code, plotly),
         title=_title(summary),
@@ -142,35 +139,6 @@ def _title(summary: Summary) -> str:
     return f"{summary.headline.rstrip('.')} · {summary.job.split(' · ')[0]} · tracekit"
 
 
-def styles_of(*names: str) -> str:
-    """Return static style sheets as one, squeezed."""
-    return "".join(squeeze.style(_static(name)) for name in names)
-
-
-def environment() -> Environment:
-    """Return the environment of the page's templates."""
-    made = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
-        "clean": words.clean,
-        "duration": words.duration,
-        "size": words.size,
-        "ratio": words.ratio,
-        "runs": runs,
-        "plural": words.plural,
-    }
-    return made
-
-
-def _static(name: str) -> str:
-    return (STATIC / name).read_text("utf-8")
-
-
 def _policy(style: str, boot: str, code: str, plotly: str | None) -> str:
     """Return the content security policy: nothing but the page's own style and scripts, each by its hash.
 
@@ -179,11 +147,6 @@ def _policy(style: str, boot: str, code: str, plotly: str | None) -> str:
     scripts = " ".join(content_hash(text) for text in (boot, code, plotly) if text is not None)
     styles = " ".join(content_hash(text) for text in (style, "") if text or plotly)
     return f"default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
-
-
-def content_hash(text: str) -> str:
-    """Return the hash by which a content security policy names a style or script."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
 
 
 def _data_blocks(

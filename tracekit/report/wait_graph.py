@@ -16,7 +16,9 @@ from tracekit.rules.hang_words import HASH
 from tracekit.runs import few_runs
 
 MOST_BOXES = 12
-WIDTH, ROW, GAP = 300, 86, 26
+LETTERS, LINES = 43, 3
+"""Of a line in a box, and lines below its title."""
+WIDTH, ROW, GAP = 330, 92, 26
 """Width of a box, height of one with its gap, and room for the edge between two levels (px)."""
 
 
@@ -42,6 +44,8 @@ class Picture:
     edges: tuple[str, ...]
     """SVG paths, from who waits to what it waits for."""
     left_out: int
+    box_width: int = WIDTH
+    box_height: int = ROW - 8
 
 
 def lines(hang: Hang, *, width: int, most: int | None) -> list[str]:
@@ -73,8 +77,8 @@ def picture(hang: Hang) -> Picture | None:
                 x=at * (WIDTH + 2 * GAP),
                 y=rows[at] * ROW,
                 is_root=wait.is_root,
-                title=clean(_title(wait), 46),
-                lines=tuple(clean(text, 50) for text in (_inside(wait), *_keeps(wait))[:3]),
+                title=_called(wait),
+                lines=tuple(clean(text, LETTERS) for text in (_whose(wait), _inside(wait), *_keeps(wait))[:LINES]),
                 about=clean("; ".join((_title(wait), _inside(wait), *_keeps(wait))), 600),
             )
         )
@@ -115,10 +119,17 @@ def _edge(box: Box, onward: Box, *, back: bool) -> str:
 
 
 def _title(wait: Wait) -> str:
-    op = (wait.op or "collective").replace("_", "-")
+    return f"{_called(wait)} of {_whose(wait)}"
+
+
+def _called(wait: Wait) -> str:
+    return f"{(wait.op or 'collective').replace('_', '-')} {wait.seq}"
+
+
+def _whose(wait: Wait) -> str:
     names = [_name(group) for group in wait.groups[:1]]
     more = f" and {wait.communicators - 1:,} like it" if wait.communicators > 1 else ""
-    return f"{op} {wait.seq} of {names[0] if names else '?'}{more}"
+    return f"{names[0] if names else '?'}{more}"
 
 
 def _name(group: ProcessGroup) -> str:

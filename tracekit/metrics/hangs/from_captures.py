@@ -272,13 +272,17 @@ def _activity(
         return seen.activity(None)
     ranges = timeline.processes[member.process].ranges
     names = [timeline.names[int(ranges.name[row])] for row in issued.row[-1:]]
+    stop_ns = timeline.captures[timeline.processes[member.process].capture].stop_ns
     left = np.flatnonzero((progress.state == State.ISSUED) | (progress.state == State.STARTED))[:PENDING_KEPT]
+    if stop_ns is None:
+        left = left[:0]
     pending = tuple(
         Pending(
             name=timeline.names[int(ranges.name[issued.row[at]])],
             communicator=issued.groups[int(issued.group[at])][0],
             seq=int(seq[at]),
             launched_ns=int(ranges.start[issued.row[at]]),
+            before_end_ns=(stop_ns or 0) - int(ranges.start[issued.row[at]]),
             started=bool(progress.state[at] == State.STARTED),
         )
         for at in left.tolist()
@@ -292,7 +296,7 @@ def _facts(timeline: Timeline, member: Member, issued: Issued | None) -> Process
     return ProcessFacts(
         host=timeline.captures[process.capture].host,
         pid=process.pid,
-        device=track.device if track is not None else None,
+        device=(track.device if track.gpu is None else track.gpu) if track is not None else None,
         pci=track.pci_bus if track is not None else None,
         thread=str(thread[0] & TID_MASK) if thread else None,
     )

@@ -62,6 +62,9 @@ def header(scene: Scene) -> dict[str, Any]:
         "span": scene.span_ns,
         "focus": list(scene.focus),
         "aligned": scene.aligned,
+        "stand": None
+        if scene.stand is None
+        else {"start": scene.stand.start, "end": scene.stand.end, "ns": scene.stand.length_ns},
         "families": [{"key": family.key, "label": family.label} for family in FAMILIES],
         "causes": [list(row) for row in CAUSE_TABLE],
         "coarse": COARSE,
@@ -112,6 +115,7 @@ def _place(place: Place | None) -> dict[str, Any] | None:
 def _rank_header(rank: RankScene) -> dict[str, Any]:
     return {
         "rank": rank.rank,
+        "pending": [[mark.start, clean(mark.label, 60)] for mark in rank.pending],
         "start": int(rank.edges[0]),
         "pieces": len(rank.codes),
         "steps": len(rank.steps),

@@ -19,6 +19,7 @@ from tracekit.report.timeline.clock import PlacedRank, place_ranks
 from tracekit.report.timeline.kept import NOTHING, HtmlDetail, Kept, keep, median_step, telling_steps
 from tracekit.report.timeline.lanes import Frame, Lane, Rows, lanes_of, rows_of
 from tracekit.report.timeline.pieces import COARSE, limited, tile
+from tracekit.report.timeline.stand import PendingMark, Stand, stand_of
 from tracekit.results import Analysis, Collective, Finding
 from tracekit.timeline import NONE, Int8, Int64, Kind, Timeline
 
@@ -27,6 +28,9 @@ MAX_EVENTS = 1_050_000
 MAX_PIECES = 2_500_000
 """Pieces of all ledgers together."""
 MAX_RANKS = 1024
+HANG_RULES = "TK30"
+STOOD_STILL = "stand"
+"""What stands for a cause at the place of a hang."""
 _MIN_PIECES = 512
 """Pieces of a rank's ledger, however many ranks share the limit."""
 _UNLIMITED = 1 << 62
@@ -45,6 +49,8 @@ class RankScene:
     """(number, start, end)."""
     lanes: tuple[Lane, ...]
     streams_left_out: int
+    pending: tuple[PendingMark, ...] = ()
+    """The earliest collectives that it has not finished, where the job stands still."""
 
     @property
     def exact(self) -> bool:
@@ -109,6 +115,8 @@ class Scene:
     events: int
     """Events that are kept one by one."""
     events_as_occupancy: int
+    stand: Stand | None = None
+    """Where the job stands still; the span ends with it."""
 
 
 def make_scene(
@@ -128,7 +136,10 @@ def make_scene(
         return None
     spans = [placed.placed(placed.rank.start_ns, placed.rank.end_ns) for placed in shown]
     origin = min(start for start, _ in spans)
-    frame = Frame(origin=origin, span=max(1, max(end for _, end in spans) - origin), modules={})
+    step_ns = analysis.steady.step_time_ns if analysis.steady else None
+    stand = stand_of(analysis.hang, timeline, shown, origin, step_ns)
+    span = max([1, *(end - origin for _, end in spans), *([stand.end] if stand else [])])
+    frame = Frame(origin=origin, span=span, modules={})
     rows = [
         rows_of(
             placed,
@@ -141,7 +152,7 @@ def make_scene(
     kinds, numbers = _number(detail.matched, analysis.collectives, detail)
     most = _UNLIMITED if level is HtmlDetail.ALL else max(_MIN_PIECES, MAX_PIECES // len(shown))
     ranks = []
-    for placed, own in zip(shown, rows, strict=True):
+    for i, (placed, own) in enumerate(zip(shown, rows, strict=True)):
         edges, codes = limited(*tile(placed), most, placed, kept)
         ranks.append(
             RankScene(
@@ -151,6 +162,7 @@ def make_scene(
                 steps=tuple((s.step, *_since(placed, origin, s.start_ns, s.end_ns)) for s in placed.rank.steps),
                 lanes=lanes_of(placed, own, kept, kept_host, numbers[placed.index], frame),
                 streams_left_out=own.streams_left_out,
+                pending=stand.pending[i] if stand else (),
             )
         )
     names, ranks = _with_names(ranks, timeline)
@@ -160,7 +172,7 @@ def make_scene(
         span_ns=frame.span,
         aligned=aligned,
         step=step,
-        focus=_focus(ranks, step, frame.span),
+        focus=_focus(ranks, step, frame.span) if stand is None else (stand.view, stand.end),
         steady=analysis.steady.steps if analysis.steady else (),
         cut_off=analysis.steady.cut_off if analysis.steady else (),
         ranks=tuple(ranks),
@@ -169,11 +181,12 @@ def make_scene(
         modules=tuple(frame.modules),
         phases=_phases(shown[0], origin),
         collectives=kinds,
-        places=tuple(_place(finding, shown, origin) for finding in analysis.findings),
+        places=tuple(_place(finding, shown, origin, stand) for finding in analysis.findings),
         kept=kept,
         kept_host=kept_host,
         events=events,
         events_as_occupancy=sum(lane.count for rank in ranks for lane in rank.lanes) - events,
+        stand=stand,
     )
 
 
@@ -283,8 +296,17 @@ def _phases(placed: PlacedRank, origin: int) -> tuple[tuple[int, ...], tuple[int
     return tuple(starts.tolist()), tuple(phase[main[heads]].tolist())
 
 
-def _place(finding: Finding, shown: Sequence[PlacedRank], origin: int) -> Place | None:
+def _place(finding: Finding, shown: Sequence[PlacedRank], origin: int, stand: Stand | None) -> Place | None:
     span = finding.span
+    if stand is not None and span is None and finding.rule.startswith(HANG_RULES):
+        return Place(
+            rule=finding.rule,
+            title=finding.title,
+            rank=next((each.rank.rank for each in shown if each.rank.rank in finding.ranks), shown[0].rank.rank),
+            start=stand.view,
+            end=stand.end,
+            cause=STOOD_STILL,
+        )
     placed = next((each for each in shown if span and each.rank.rank == span.rank), None)
     if span is None or placed is None:
         return None

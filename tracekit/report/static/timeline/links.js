@@ -57,6 +57,7 @@ function bySeq(scene, seq, communicator, only) {
 function showFinding(timeline, number) {
   const {scene} = timeline, place = scene.places[number], rank = place && scene.ranks.find(r => r.rank === place.rank);
   if (!rank) return false;
+  if (place.cause === "stand") return showStandstill(timeline, place);
   reveal(timeline, rank.ledger);
   const middle = (place.start + place.end) / 2, i = Math.min(rank.ledger.count - 1, firstAfter(rank.ledger, middle));
   visit(timeline, {lane: rank.ledger, i}, place);

@@ -106,11 +106,13 @@ function draw(timeline) {
     const found = timeline.hits && timeline.hits.get(lane);
     if (found && found.length) paintStream(c, lane, y, h, frame, found);
   }
+  if (scene.stand) drawStandstill(timeline, visible);
   drawPeers(timeline);
   drawArrow(timeline);
   drawSelection(timeline);
   c.restore();
   drawHead(timeline);
+  if (scene.stand) nameStandstill(timeline);
   drawRange(timeline);
   showWhere(timeline);
   rememberView(timeline);
@@ -128,10 +130,11 @@ function baseOf({scene, view, ranks}) {
   return step && view.end - view.start < 3 * (step.end - step.start) ? {t: step.start, name: "step " + step.number} : {t: 0, name: "since the start"};
 }
 
-function ticks({view, width}, base) {
+function ticks({view, width, scene}, base) {
   const rough = (view.end - view.start) / (width > 700 ? 8 : 3), power = 10 ** Math.floor(Math.log10(rough));
   const tick = [1, 2, 5, 10].map(k => k * power).find(t => t >= rough), found = [];
-  for (let k = Math.ceil((view.start - base) / tick); base + k * tick < view.end; k++) found.push({t: k * tick, tick});
+  const end = scene.stand ? Math.min(view.end, scene.stand.start) : view.end; // the band is not to scale
+  for (let k = Math.ceil((view.start - base) / tick); base + k * tick < end; k++) found.push({t: k * tick, tick});
   return found;
 }
 
