@@ -162,7 +162,10 @@ def examine(
         steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
         ranks_of_steps = [m.track.rank for m in measured]
         path = None if isinstance(steps, str) else critical_path(steps, ranks_of_steps, [v.labels for v in views])
-        replay, findings = replayed(steps, ranks_of_steps, verdict.stragglers, findings, asked, options.thresholds)
+        wall_ns = mean_step(ranks, steady).wall_ns
+        replay, findings = replayed(
+            steps, ranks_of_steps, verdict.stragglers, findings, asked, wall_ns, options.thresholds
+        )
     analysis = Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),
         left_out=tuple(LeftOut(path=path, reason=reason) for path, reason in timeline.left_out),

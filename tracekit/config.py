@@ -18,9 +18,9 @@ class Thresholds:
     """† A step that no other follows and that is this much shorter than the median step was cut off by the capture's
     end: it is shown and left out of the steady figures."""
     error_share: float = 0.10
-    """† A finding that costs this share of the step is an error."""
+    """† A finding whose fix saves this share of the step is an error."""
     warning_share: float = 0.02
-    """† A finding that costs this share of the step is a warning; exposed time from here on is always reported."""
+    """† A finding whose fix saves this share of the step is a warning; exposed time from here on is always reported."""
     wait_share: float = 0.02
     """† Exposed waiting below this share of the step blames nobody: natural spread alone gives 1.5-1.8 % raw."""
     persistent_share: float = 0.5
@@ -111,8 +111,8 @@ class Thresholds:
     """† Wall clocks of hosts may be wrong by this much (a minute), not more."""
     headline_explained_share: float = 0.75
     """† Share of the largest loss that findings must explain for one of them to be the report's headline."""
-    headline_named_share: float = 0.5
-    """† A finding with a named cause leads over unexplained time up to this share of the costliest finding's cost."""
+    headline_named_share: float = 0.25
+    """† A finding with a named cause leads over unexplained time if it saves at least this share of what that does."""
     replay_lag_ns: int = 20_000
     """† What starts this much after all that it is known to wait for waited for nothing else: it is the delay of
     launch, event or driver, and kept in a replay; more than this is unexplained."""
@@ -128,6 +128,11 @@ class Thresholds:
     replay_makers_share: float = 0.5
     """† The compute that makes the gradients of a step's last reduction lasts at least this share of it: else the
     capture does not show when most of them were ready, and no gain is told for reducing them in pieces."""
+    pageable_return_ns: int = 100_000
+    """† The call of a pageable copy that returns at most this long before the copy ends had waited for it: real ones
+    return 13 to 47 µs before."""
+    pinned_bytes_per_s: float = 12e9
+    """† What copies of pinned memory reach at least on any link of 16 lanes (PCIe 3.0 and later, measured)."""
     replay_gaps: int = 10
     """† Fewer gaps between kernels that were queued do not tell what is usual."""
     graph_gap_ns: int = 1_000
@@ -175,6 +180,10 @@ class Thresholds:
     """† Kernels of one name and grid whose lengths alone differ by more (90 % over 10 %) do different work."""
     launch_rows_share: float = 0.95
     """† Below this share of kernels with a launch row, attribution by NVTX is called incomplete."""
+    launch_rows_least: float = 0.5
+    """† And below this share, what rests on launches is of low confidence."""
+    few_steps: int = 3
+    """† Fewer steady steps than this do not show whether something happens in every step."""
     still_ns: int = 1_000_000_000
     """† Who waits this long at the end of its capture stands still; less may be the capture's end cutting it off."""
     still_steps: float = 3.0

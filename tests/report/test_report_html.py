@@ -220,7 +220,7 @@ def test_findings_with_cost_proof_and_advice() -> None:
     analysis = make_analysis(simulate(), findings=some_findings(10 * MS), **some_gaps())
     flat = page_of(simulate(), analysis).flat
     assert "◆ error· rank 2TK201" in flat
-    assert "10.0 msa step · 24 %without it a step takes 29.3 ms, replayed" in flat
+    assert "12.0 msa step · 29 %costs 10.0 ms; without it 29.3 ms a step" in flat
     assert "1.22 × threshold 1.05 ×" in flat
     assert "Try Call set_modules_to_forward_prefetch on each block" in flat
     assert "TK501 skipped, no memory events" in flat

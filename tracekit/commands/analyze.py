@@ -86,6 +86,7 @@ if TYPE_CHECKING:
 @click.option(
     "--fail-on", type=click.Choice(SEVERITIES), help="Exit with status 1 if a finding is this severe or more."
 )
+@click.option("--fail-on-low", is_flag=True, help="Let findings of low confidence count for --fail-on too.")
 @click.option(
     "--format",
     "output",
@@ -105,6 +106,7 @@ def analyze(
     html_detail: str,
     allow_no_gpu: bool,
     fail_on: str | None,
+    fail_on_low: bool,
     output: str,
     verbose: bool,
     quiet: bool,
@@ -164,7 +166,7 @@ def analyze(
         write(_document(analysis, output))
     elif not quiet:
         _print_summary(analysis, verbose, no_color, wrote)
-    return _status(analysis, fail_on or settings.fail_on)
+    return _status(analysis, fail_on or settings.fail_on, low_too=fail_on_low)
 
 
 def _options(settings: Settings, allow_no_gpu: bool, given: dict[str, Any]) -> Options:
@@ -288,8 +290,9 @@ def _print_summary(analysis: Analysis, verbose: bool, no_color: bool, wrote: lis
     print_text("\n".join([text.rstrip("\n"), *([""] if wrote else []), *said]))
 
 
-def _status(analysis: Analysis, fail_on: str | None) -> int:
-    worst = max((SEVERITIES.index(finding.severity) for finding in analysis.findings), default=-1)
+def _status(analysis: Analysis, fail_on: str | None, *, low_too: bool) -> int:
+    counting = [f.severity for f in analysis.findings if low_too or f.confidence != "low"]
+    worst = max(map(SEVERITIES.index, counting), default=-1)
     if fail_on is not None and worst >= SEVERITIES.index(fail_on):
         return ExitStatus.FINDING
     return ExitStatus.LEFT_OUT if analysis.left_out else ExitStatus.DONE

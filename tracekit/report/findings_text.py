@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from tracekit.report.details import evidence_text
+from tracekit.report.gain import confidence_words, saves_words
 from tracekit.report.summary import Summary
 from tracekit.report.words import clean, plural, share
 from tracekit.report.wrapping import wrapped
@@ -25,12 +26,12 @@ _INDENT = 7
 
 
 def finding_lines(analysis: Analysis, summary: Summary, width: int, *, verbose: bool) -> Iterator[Text]:
-    """Yield the three findings that cost most, or with ``verbose`` all of them with their evidence."""
+    """Yield the three findings whose fixes save most, or with ``verbose`` all of them with their evidence."""
     if not analysis.findings:
         return
     shown = analysis.findings if verbose else leading(analysis.findings)
     if shown:
-        yield Text("Findings, costliest first", style="bold")
+        yield Text("Findings, largest gain first", style="bold")
     cut = ""
     for number, finding in enumerate(shown, 1):
         yield from _head(number, finding, summary, width)
@@ -79,12 +80,12 @@ def first_sentences(text: str, room: int) -> str:
 
 
 def _head(number: int, finding: Finding, summary: Summary, width: int) -> Iterator[Text]:
-    cost = summary.scale.with_unit(finding.cost_ns) if finding.cost_ns is not None else "–"
-    part = share(finding.cost_ns, summary.mean.wall_ns) if finding.cost_ns is not None else ""
+    saves = summary.scale.with_unit(finding.saves_ns) if finding.saves_ns is not None else "–"
+    part = share(finding.saves_ns, summary.mean.wall_ns) if finding.saves_ns is not None else ""
     head = Text.assemble(
         f"{number} ",
         (f"{finding.severity.value:<8}", _SEVERITY_STYLE[finding.severity]),
-        f" {clean(finding.rule, 12):<5} {cost:>9} {part:>5}  ",
+        f" {clean(finding.rule, 12):<5} {saves:>9} {part:>5}  ",
     )
     title = Text(clean(finding.title))
     if head.cell_len > width // 2:
@@ -95,7 +96,7 @@ def _head(number: int, finding: Finding, summary: Summary, width: int) -> Iterat
 
 
 def _place(finding: Finding, analysis: Analysis, summary: Summary) -> str:
-    """Where it is, and the step without it where a replay tells."""
+    """Where it is, cost and gain beside the figure that leads, and how sure it is."""
     said = []
     if len(finding.ranks) == len(analysis.ranks) > 1:
         said.append("all ranks")
@@ -104,11 +105,8 @@ def _place(finding: Finding, analysis: Analysis, summary: Summary) -> str:
     if finding.steps and analysis.steady:
         all_of_them = set(finding.steps) >= set(analysis.steady.steps)
         said.append("every step" if all_of_them else f"step{'s' * (len(finding.steps) > 1)} {runs(finding.steps)}")
-    place = ", ".join(said)
-    if finding.gain_ns is not None:
-        without = f"without it {summary.scale.with_unit(summary.mean.wall_ns - finding.gain_ns)} a {summary.whole}"
-        place += f"{'; ' if place else ''}{without}"
-    return place
+    saves = saves_words(finding, summary.scale, summary.mean.wall_ns, summary.whole)
+    return "; ".join(part for part in (", ".join(said), saves, confidence_words(finding)) if part)
 
 
 def _proof(finding: Finding, width: int) -> Iterator[Text]:

@@ -388,6 +388,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "steps": list(finding.steps),
         "cost_ns": finding.cost_ns,
         "gain_ns": finding.gain_ns,
+        "confidence": str(finding.confidence),
+        "confidence_reason": finding.confidence_reason,
         "evidence": [
             {"metric": e.metric, "value": e.value, "unit": e.unit, "threshold": e.threshold} for e in finding.evidence
         ],

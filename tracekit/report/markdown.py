@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tracekit._version import __version__
 from tracekit.report.details import evidence_text
+from tracekit.report.gain import confidence_words
 from tracekit.report.summary import Bar, Summary, summarise
 from tracekit.report.theory import usage_words
 from tracekit.report.words import add_up, clean, duration, ratio, sentence, share
@@ -66,10 +67,12 @@ def _findings(analysis: Analysis, summary: Summary) -> Iterator[str]:
     if not analysis.findings:
         return
     yield from table(
-        ["finding", "", "cost", "of it", f"{summary.whole} without it"],
+        ["finding", "", "gain", f"of the {summary.whole}", "cost", f"{summary.whole} without it", "confidence"],
         (_row(finding, summary) for finding in analysis.findings[:FINDINGS_SHOWN]),
         left=2,
     )
+    yield ""
+    yield "Largest gain first; where it is not known, by cost."
     if len(analysis.findings) > FINDINGS_SHOWN:
         yield ""
         yield f"{len(analysis.findings) - FINDINGS_SHOWN} more."
@@ -77,23 +80,27 @@ def _findings(analysis: Analysis, summary: Summary) -> Iterator[str]:
 
 def _row(finding: Finding, summary: Summary) -> list[str]:
     wall = summary.mean.wall_ns
-    cost = "" if finding.cost_ns is None else summary.scale.with_unit(finding.cost_ns)
+    gain, cost = ("" if ns is None else summary.scale.with_unit(ns) for ns in (finding.gain_ns, finding.cost_ns))
     return [
         f"{finding.severity} {finding.rule}",
         escape(finding.title),
+        gain,
+        escape(share(finding.saves_ns, wall)) if finding.saves_ns is not None else "",
         cost,
-        escape(share(finding.cost_ns, wall)) if finding.cost_ns is not None else "",
         duration(wall - finding.gain_ns) if finding.gain_ns is not None else "",
+        str(finding.confidence),
     ]
 
 
 def _details(analysis: Analysis) -> Iterator[str]:
-    """Proof and remedy of the findings that cost most, folded."""
+    """Proof and remedy of the findings whose fixes save most, folded."""
     for finding in analysis.findings[:3]:
         yield f"<details><summary>{finding.rule}: what to try, and why</summary>"
         yield ""
         yield f"**Try** {escape(sentence(clean(finding.fix, 2000)))}"
         yield ""
+        if words := confidence_words(finding):
+            yield f"- {escape(words)}"
         if finding.ranks:
             yield f"- {'rank' if len(finding.ranks) == 1 else 'ranks'} {runs(finding.ranks)}"
         for name, value, limit in map(evidence_text, finding.evidence):

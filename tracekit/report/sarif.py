@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from tracekit._version import __version__
 from tracekit.report.details import evidence_text
+from tracekit.report.gain import confidence_words
 from tracekit.report.pages import rule_page, rule_titles
 from tracekit.report.words import clean, duration, sentence
 from tracekit.results import Analysis, Finding, Severity
@@ -66,6 +67,10 @@ def _result(analysis: Analysis, finding: Finding, index: int) -> dict[str, Any]:
     text = [sentence(clean(finding.title))]
     if finding.cost_ns is not None:
         text.append(f"It costs {duration(finding.cost_ns)} a step.")
+    if finding.gain_ns is not None:
+        text.append(f"Fixing it gains {duration(finding.gain_ns)} a step.")
+    if words := confidence_words(finding):
+        text.append(sentence(clean(words)))
     text += [f"{name}: {value}" + (f" (threshold {limit})" if limit else "") for name, value, limit in evidence]
     text.append(f"Try: {sentence(clean(finding.fix, 2000))}")
     return {
@@ -80,6 +85,8 @@ def _result(analysis: Analysis, finding: Finding, index: int) -> dict[str, Any]:
             "steps": list(finding.steps),
             "cost_ns": finding.cost_ns,
             "gain_ns": finding.gain_ns,
+            "confidence": str(finding.confidence),
+            "confidence_reason": finding.confidence_reason,
         },
     }
 

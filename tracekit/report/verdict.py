@@ -8,8 +8,9 @@ from pathlib import PurePath
 
 from tracekit.config import Thresholds
 from tracekit.report import hang_views
+from tracekit.report.gain import gpu_hours_a_day, hours
 from tracekit.report.words import Scale, add_up, clean, duration, plural, sentence, share
-from tracekit.results import Analysis, Finding, Hang, Severity, Straggler
+from tracekit.results import Analysis, Confidence, Finding, Hang, Severity, Straggler
 from tracekit.rules.hang_words import claim as hang_claim
 from tracekit.runs import runs
 
@@ -28,7 +29,8 @@ _IS = {
     "idle": "pass with nothing running",
 }
 
-_RESIDUE = "TK100"
+_RESIDUES = ("TK100", "TK415")
+"""What no rule explains: they lead only where nothing named can."""
 _STRAGGLER_RULES = "TK2"
 _HANG_RULES = "TK3"
 _TAGS = {
@@ -45,21 +47,21 @@ _GROUP = "stage"
 
 
 def headline_finding(analysis: Analysis, largest_loss_ns: float) -> Finding | None:
-    """Return the finding to lead with: the first that is more than information, a named cause before the rest.
+    """Return the finding to lead with: the first serious one not of low confidence, a named cause before a residue.
 
-    None where there is none, and where all of them together leave much of the largest loss unexplained: then that loss
+    None where there is none, and where all findings together leave much of the largest loss unexplained: then that loss
     is the news. A finding that is not about time, such as a hang, always leads.
     """
-    serious = [finding for finding in analysis.findings if finding.severity is not Severity.INFO]
+    serious = [f for f in analysis.findings if f.severity is not Severity.INFO and f.confidence is not Confidence.LOW]
     if not serious:
         return None
     thresholds = analysis.thresholds
-    explained = sum(finding.cost_ns or 0 for finding in serious)
+    explained = sum(finding.cost_ns or 0 for finding in analysis.findings)
     first = serious[0]
     if first.cost_ns is not None and explained < thresholds.headline_explained_share * largest_loss_ns:
         return None
-    named = next((finding for finding in serious if finding.rule != _RESIDUE), first)
-    return named if (named.cost_ns or 0) >= thresholds.headline_named_share * (first.cost_ns or 0) else first
+    named = next((finding for finding in serious if finding.rule not in _RESIDUES), first)
+    return named if (named.saves_ns or 0) >= thresholds.headline_named_share * (first.saves_ns or 0) else first
 
 
 def straggler_tag(straggler: Straggler) -> str:
@@ -76,8 +78,19 @@ def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, 
     if why and finding.gain_ns is not None and all(s.verdict == "persistent" for s in _blamed(analysis, finding)):
         whose = "its" if len(finding.ranks) == 1 else "their"
         why = f"{why.removesuffix('.')}; at {whose} peers' pace {scale.with_unit(wall_ns - finding.gain_ns)} a {whole}."
-        finding = replace(finding, gain_ns=None)
-    return f"{why} {_cost(finding, wall_ns, scale, whole, subject='The waiting' if why else 'It')}".strip()
+        cost = _cost(replace(finding, gain_ns=None), wall_ns, scale, whole, subject="The waiting")
+    else:
+        cost = _cost(finding, wall_ns, scale, whole, subject="The waiting" if why else "It")
+    return " ".join(part for part in (why, cost, _a_day(analysis, finding, wall_ns)) if part)
+
+
+def _a_day(analysis: Analysis, finding: Finding, wall_ns: float) -> str:
+    """Return what a finding costs a job that runs all day."""
+    if not finding.saves_ns:
+        return ""
+    lost, whole = (gpu_hours_a_day(analysis, ns, wall_ns) for ns in (finding.saves_ns, wall_ns))
+    says = "That is" if finding.gain_ns is None else "Fixing it saves"
+    return f"{says} {hours(lost)} of {hours(whole)} GPU-hours a day."
 
 
 def hang_lead(hang: Hang) -> str:

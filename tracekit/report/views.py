@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from tracekit.report.causes import FAMILIES
 from tracekit.report.details import evidence_text
+from tracekit.report.gain import confidence_words, saves_words
 from tracekit.report.sheet import Sheet
 from tracekit.report.summary import Bar, Summary
 from tracekit.report.theory import NO_STRATEGY, SURE, rate, strategy_words
@@ -157,10 +158,14 @@ class FindingView:
     shape: str
     who: str
     title: str
-    cost: str | None
+    saves: str | None
+    """The leading figure: what fixing it gains, else what it costs."""
     share: str
-    gain: str | None
-    cost_class: str
+    rest: str
+    """Cost and gain as far as the leading figure does not say them."""
+    confidence: str
+    """How sure it is and why; empty where nothing limits it."""
+    saves_class: str
     rest_class: str
     evidence: tuple[tuple[str, str, str | None], ...]
     fix: str
@@ -177,7 +182,7 @@ def finding_views(analysis: Analysis, summary: Summary, sheet: Sheet) -> list[Fi
 
 def _finding(finding: Finding, which: int, analysis: Analysis, summary: Summary, sheet: Sheet) -> FindingView:
     wall = summary.mean.wall_ns
-    portion = min(1.0, (finding.cost_ns or 0) / wall) if wall else 0.0
+    portion = min(1.0, (finding.saves_ns or 0) / wall) if wall else 0.0
     if not finding.ranks:
         who = ""
     elif len(finding.ranks) == len(analysis.ranks):
@@ -191,10 +196,11 @@ def _finding(finding: Finding, which: int, analysis: Analysis, summary: Summary,
         shape=_SHAPES[finding.severity],
         who=who,
         title=clean(finding.title),
-        cost=summary.scale.with_unit(finding.cost_ns) if finding.cost_ns is not None else None,
-        share=share(finding.cost_ns or 0, wall),
-        gain=summary.scale.with_unit(wall - finding.gain_ns) if finding.gain_ns is not None else None,
-        cost_class=sheet.width(portion),
+        saves=summary.scale.with_unit(finding.saves_ns) if finding.saves_ns is not None else None,
+        share=share(finding.saves_ns or 0, wall),
+        rest=saves_words(finding, summary.scale, wall, summary.whole),
+        confidence=clean(confidence_words(finding)),
+        saves_class=sheet.width(portion),
         rest_class=sheet.width(1 - portion),
         evidence=tuple(evidence_text(evidence) for evidence in finding.evidence),
         fix=clean(finding.fix, 2000),

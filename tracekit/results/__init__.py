@@ -5,7 +5,17 @@ Times are int ns on the clock of the rank's own capture. None means unknown, nev
 
 from tracekit.results.accounts import Account, Capture, Clock, LeftOut, Module, Rank, Steady, Step
 from tracekit.results.analysis import Analysis, Presenters, present_with
-from tracekit.results.findings import CriticalPath, Evidence, Finding, Prediction, Replay, Severity, SkippedRule, Span
+from tracekit.results.findings import (
+    Confidence,
+    CriticalPath,
+    Evidence,
+    Finding,
+    Prediction,
+    Replay,
+    Severity,
+    SkippedRule,
+    Span,
+)
 from tracekit.results.hang import (
     Around,
     Hang,
@@ -38,6 +48,7 @@ __all__ = [
     "Capture",
     "Clock",
     "Collective",
+    "Confidence",
     "CriticalPath",
     "Efficiency",
     "Evidence",

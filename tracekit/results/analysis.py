@@ -31,7 +31,7 @@ class Analysis:
     stragglers: tuple[Straggler, ...]
     """Ranks with a verdict, most waiting caused first; () where nobody stands out."""
     findings: tuple[Finding, ...]
-    """Costliest first."""
+    """Largest gain first: by gain where it is known, else by cost."""
     skipped_rules: tuple[SkippedRule, ...]
     world_size: int | None = None
     """Number of ranks of the job, as a trainer's mark or NCCL tells it."""

@@ -7,11 +7,19 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding matters: error from 10 % of the step, warning from 2 %, else info."""
+    """How much a finding matters, by what fixing it saves: error from 10 % of the step, warning from 2 %, else info."""
 
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
+
+
+class Confidence(StrEnum):
+    """How sure a finding is. One of low confidence never leads a report and fails no gate unless asked to."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +57,19 @@ class Finding:
     cost_ns: int | None
     """Recoverable time a step, mean over ranks; None where the rule is not about time."""
     gain_ns: int | None
-    """By how much a step gets shorter when mended, by replay; None without one."""
+    """By how much a step gets shorter when it is fixed, by replay; None where no model of that holds."""
     evidence: tuple[Evidence, ...]
     fix: str
     span: Span | None = None
     """Where to look first; None where the finding is not about lost time."""
+    confidence: Confidence = Confidence.HIGH
+    confidence_reason: str | None = None
+    """What limits it; None where the confidence is high."""
+
+    @property
+    def saves_ns(self) -> int | None:
+        """What findings are ranked and graded by: the gain where it is known, else the cost."""
+        return self.cost_ns if self.gain_ns is None else self.gain_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

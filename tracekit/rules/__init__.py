@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from tracekit.config import Thresholds
 from tracekit.errors import UsageError
 from tracekit.results import Finding, Severity, SkippedRule
-from tracekit.rules.base import Context, Rule
+from tracekit.rules.base import Context, Rule, severity_of
 from tracekit.rules.capture_quality import (
     ClocksNotAlignable,
     LaunchRowsMissing,
@@ -19,6 +20,7 @@ from tracekit.rules.capture_quality import (
     RankClaimedTwice,
     StartUpSkew,
 )
+from tracekit.rules.confidence import with_confidence
 from tracekit.rules.contention import Contention
 from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
@@ -108,7 +110,7 @@ ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule, ...]]:
-    """(findings, a hang before all, then costliest first; rules that could not be checked)."""
+    """(findings, as `ranked`; rules that could not be checked)."""
     found: list[Finding] = []
     skipped: list[SkippedRule] = []
     for rule in RULES:
@@ -116,7 +118,8 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
         for result in rule.check(context):
             if isinstance(result, Finding):
                 told = result if context.steady else _of_the_capture(result)
-                found.append(replace(told, span=result.span or context.ledger.claimed_at()))
+                placed = replace(told, span=result.span or context.ledger.claimed_at())
+                found.append(with_confidence(placed, context))
             else:
                 skipped.append(result)
         release()
@@ -159,13 +162,18 @@ def reported(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """A hang before all, then costliest first: by gain where known, else by cost."""
+    """A hang before all, then largest gain first: by gain where it is known, else by cost."""
     hangs = {rule.code for rule in HANG_RULES}
-
-    def weight(finding: Finding) -> int:
-        known = finding.cost_ns if finding.gain_ns is None else finding.gain_ns
-        return known or 0
-
     return tuple(
-        sorted(findings, key=lambda f: (f.rule not in hangs, -weight(f), ORDER.index(f.severity), f.rule)),
+        sorted(findings, key=lambda f: (f.rule not in hangs, -(f.saves_ns or 0), ORDER.index(f.severity), f.rule)),
     )
+
+
+def graded(findings: Iterable[Finding], wall_ns: int, thresholds: Thresholds) -> Iterator[Finding]:
+    """Findings about time whose severity follows what fixing them saves, not what they cost."""
+    for finding in findings:
+        by_cost = severity_of(finding.cost_ns or 0, wall_ns, thresholds)
+        if finding.gain_ns is None or finding.cost_ns is None or finding.severity != by_cost:
+            yield finding
+        else:
+            yield replace(finding, severity=severity_of(finding.gain_ns, wall_ns, thresholds))

@@ -33,6 +33,14 @@ def mean_step(ranks: Sequence[Rank], steady: Steady | None) -> Account:
     return steady.account if steady else mean([rank.totals for rank in ranks])
 
 
+def severity_of(saves_ns: int, wall_ns: int, thresholds: Thresholds) -> Severity:
+    """By the share of the step that fixing a finding saves."""
+    share = saves_ns / wall_ns if wall_ns else 0.0
+    if share >= thresholds.error_share:
+        return Severity.ERROR
+    return Severity.WARNING if share >= thresholds.warning_share else Severity.INFO
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The measures of one analysis."""
@@ -76,11 +84,8 @@ class Context:
         return self.steady.steps if self.steady else ()
 
     def severity(self, cost_ns: int) -> Severity:
-        """By the cost's share of the step."""
-        share = cost_ns / self.step.wall_ns if self.step.wall_ns else 0.0
-        if share >= self.thresholds.error_share:
-            return Severity.ERROR
-        return Severity.WARNING if share >= self.thresholds.warning_share else Severity.INFO
+        """By the cost's share of the step, as long as what fixing it gains is not known."""
+        return severity_of(cost_ns, self.step.wall_ns, self.thresholds)
 
 
 class Rule(Protocol):

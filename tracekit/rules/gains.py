@@ -35,7 +35,7 @@ from tracekit.metrics.replay.what_if import (
     replay_result,
 )
 from tracekit.results import Finding, Replay, Straggler
-from tracekit.rules import ranked
+from tracekit.rules import graded, ranked
 
 CHANGE_OF_RULE: Mapping[str, str] = {
     "TK101": PREFETCH_FORWARD,
@@ -75,11 +75,13 @@ def replayed(
     stragglers: Sequence[Straggler],
     findings: tuple[Finding, ...],
     asked: Iterable[Sequence[str]],
+    wall_ns: int,
     thresholds: Thresholds,
 ) -> tuple[Replay, tuple[Finding, ...]]:
     """The predictions for the fixes of findings and for what was asked; the findings ranked again, with their gains.
 
-    ``steps`` are the replayable steps, or why there are none; ``ranks`` the numbers of their ranks.
+    ``steps`` are the replayable steps, or why there are none; ``ranks`` the numbers of their ranks;
+    ``wall_ns`` is the mean step.
     """
     if isinstance(steps, str):
         return replay_result(steps), findings
@@ -98,4 +100,5 @@ def replayed(
     made = tuple(change for change, gain in gains.items() if gain > 0)
     together = next(iter(what_if.predict([made])), None) if len(made) > 1 else None
     asked = list(asked)
-    return replay_result(steps, predictions, what_if.predict(asked), together, asked), ranked(with_gains)
+    result = replay_result(steps, predictions, what_if.predict(asked), together, asked)
+    return result, ranked(graded(with_gains, wall_ns, thresholds))

@@ -104,14 +104,24 @@ def deferred_reductions(now: Changed, graph: Graph) -> Changed:
     return np.where(dropped, 0.0, duration), lag
 
 
-def no_pageable_copies(now: Changed, graph: Graph) -> Changed:
-    """Copies from or to pageable memory take no time, and no call waits for them."""
+def no_pageable_copies(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed:
+    """Pageable copies are pinned: no call waits for them, and compute since the last one hides what it can."""
     duration, lag = now[0].copy(), now[1].copy()
     pageable = np.zeros(len(graph.kind), np.bool_)
     for work, node in zip(graph.work, graph.op_node, strict=True):
-        pageable[node[(node != NONE) & work.pageable]] = True
-    duration[pageable] = 0.0
+        mine = np.flatnonzero((node != NONE) & work.pageable)
+        pageable[node[mine]] = True
+        duration[node[mine]] = np.minimum(_pinned_ns(work, mine, thresholds), duration[node[mine]])
     return without_edges((duration, lag), (graph.edge == Edge.BLOCKED) & pageable[graph.source])
+
+
+def _pinned_ns(work: RankWork, copies: NDArray[np.intp], thresholds: Thresholds) -> Float:
+    """What copies would take from pinned memory, less the compute since the copy before, which they can run beside."""
+    computing = work.kind == Kind.COMPUTE
+    before = np.append(work.start[:1], work.end[copies])[:-1]
+    beside = Cover.of(work.start[computing], work.end[computing]).within(before, work.start[copies])
+    moving = np.maximum(work.bytes[copies], 0) / thresholds.pinned_bytes_per_s * 1e9
+    return np.maximum(moving - beside, 0.0)
 
 
 def _kinds(graph: Graph) -> NDArray[np.int8]:

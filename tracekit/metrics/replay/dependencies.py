@@ -257,14 +257,16 @@ def host_waits(work: RankWork, thresholds: Thresholds) -> Held:
     at, until = work.call_start[blocking], work.call_end[blocking]
     kind = work.waits_for[blocking]
     blocked = until - at > thresholds.replay_lag_ns
+    own = work.waits_for_copy[blocking]
+    blocked &= own == NONE
     direct = np.full(len(blocking), NONE, np.int64)
     direct[blocked] = _ended_last(work, until[blocked], at[blocked], thresholds.replay_wake_ns, thresholds)
     latest = launched.last_before(at)
     kinds = labels(work.call_name[blocking], np.where(latest != NONE, work.name[np.maximum(latest, 0)], NONE))
     by_place = _by_place(work, launched, at, kinds, np.flatnonzero(direct != NONE), direct)
     on_stream = launched.nth_before(at, work.waits_on[blocking], np.zeros(len(at), np.int64))
-    after, before = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    event = ~np.isin(kind, (STREAM_SYNC, CONTEXT_SYNC))
+    after, before = [blocking[own != NONE]], [own[own != NONE]]
+    event = ~np.isin(kind, (STREAM_SYNC, CONTEXT_SYNC)) & (own == NONE)
     choices = [np.where(event, direct, NONE), np.where(event & (direct == NONE), by_place, NONE)]
     choices.append(np.where(kind == STREAM_SYNC, on_stream, NONE))
     whole = np.where(kind == CONTEXT_SYNC, 0, NONE)

@@ -296,7 +296,8 @@ def _returns(
     make.join(Edge.CALL, call_node[waits], back[waits], least, from_end=False)
     mine = np.flatnonzero((held.after >= calls[0]) & (held.after <= calls[-1]))
     after, before = held.after[mine], held.before[mine]
-    gap = np.maximum(work.call_end[after] - work.end[before], 0)
+    gap = work.call_end[after] - work.end[before]
+    gap = np.where(work.waits_for_copy[after] == before, gap, np.maximum(gap, 0))
     # What came much later did not come of this one's end: it would have gone on soon after that.
     wake = np.where(gap <= thresholds.replay_wake_ns, gap, thresholds.replay_launch_ns)
     outside.append(_join_ends(make, Edge.BLOCKED, work, end, back[after - calls[0]], before, wake, low))

@@ -132,7 +132,7 @@ class WhatIf:
             COLLECTIVES_COALESCED: lambda now: coalesced(now, graph, thresholds),
             FIRST_GATHER_SPLIT: lambda now: first_gather_split(now, graph, thresholds),
             LINKS_EVEN: lambda now: even_links(now, graph, thresholds),
-            PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph),
+            PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph, thresholds),
         }
 
     def predict(self, wanted: Iterable[Sequence[str]]) -> tuple[Prediction, ...]:

@@ -57,6 +57,8 @@ class RankWork:
     """(c,) type of the synchronisation that the call is (1, 3, 4); 0 for others."""
     waits_on: Int64
     """(c,) the stream that a stream synchronisation waits for, else NONE."""
+    waits_for_copy: Int64
+    """(c,) the copy of pageable memory that the call itself launched and waits for, else NONE."""
     wait_at: Int64
     """(w,) moments at which streams were made to wait for an event, sorted."""
     wait_stream: Int64
@@ -148,10 +150,12 @@ def rank_work(
     data = passes["data"]
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
     gather, reduction, communicator, size = _collectives(m.collectives, row)
-    # A call that copies pageable memory may return only when that is done.
+    # A call that copies pageable memory returns when that is staged, which is about when the copy ends.
     staged = np.flatnonzero(ops.pageable[row] & (own_call != NONE))
-    staged = staged[calls.end[own_call[staged]] >= ops.end[row[staged]]]
+    staged = staged[calls.end[own_call[staged]] >= ops.end[row[staged]] - thresholds.pageable_return_ns]
     slow = np.searchsorted(chosen, own_call[staged])
+    waits_for_copy = np.full(len(chosen), NONE, np.int64)
+    waits_for_copy[slow] = staged
     waits_for[slow[waits_for[slow] == 0]] = HOST_WAITS[0]
     begun = np.where(own_call != NONE, np.append(calls.start, 0)[own_call], NEVER_BEGUN)
     inside = {name: cover.within(begun, begun + 1) > 0 for name, cover in passes.items()}
@@ -180,6 +184,7 @@ def rank_work(
         call_name=calls.name[chosen],
         waits_for=waits_for,
         waits_on=waits_on,
+        waits_for_copy=waits_for_copy,
         wait_at=wait_at[order],
         wait_stream=syncs.stream[stream_wait[order]],
         record_at=clock.to_reference(calls.start[recording]),
