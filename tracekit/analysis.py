@@ -162,9 +162,8 @@ def examine(
         steps = replayable_steps(timeline, measured, together, steady, options.thresholds)
         ranks_of_steps = [m.track.rank for m in measured]
         path = None if isinstance(steps, str) else critical_path(steps, ranks_of_steps, [v.labels for v in views])
-        wall_ns = mean_step(ranks, steady).wall_ns
         replay, findings = replayed(
-            steps, ranks_of_steps, verdict.stragglers, findings, asked, wall_ns, options.thresholds
+            steps, ranks_of_steps, verdict.stragglers, findings, asked, mean_step(ranks, steady), options.thresholds
         )
     analysis = Analysis(
         captures=tuple(_capture(timeline, i, ranks, measured) for i in range(len(timeline.captures))),

@@ -34,7 +34,7 @@ from tracekit.metrics.replay.what_if import (
     WhatIf,
     replay_result,
 )
-from tracekit.results import Finding, Replay, Straggler
+from tracekit.results import Account, Finding, Replay, Straggler
 from tracekit.rules import graded, ranked
 
 CHANGE_OF_RULE: Mapping[str, str] = {
@@ -75,13 +75,13 @@ def replayed(
     stragglers: Sequence[Straggler],
     findings: tuple[Finding, ...],
     asked: Iterable[Sequence[str]],
-    wall_ns: int,
+    step: Account,
     thresholds: Thresholds,
 ) -> tuple[Replay, tuple[Finding, ...]]:
     """The predictions for the fixes of findings and for what was asked; the findings ranked again, with their gains.
 
     ``steps`` are the replayable steps, or why there are none; ``ranks`` the numbers of their ranks;
-    ``wall_ns`` is the mean step.
+    ``step`` is the mean step.
     """
     if isinstance(steps, str):
         return replay_result(steps), findings
@@ -101,4 +101,4 @@ def replayed(
     together = next(iter(what_if.predict([made])), None) if len(made) > 1 else None
     asked = list(asked)
     result = replay_result(steps, predictions, what_if.predict(asked), together, asked)
-    return result, ranked(graded(with_gains, wall_ns, thresholds))
+    return result, ranked(graded(with_gains, step.wall_ns, thresholds))
