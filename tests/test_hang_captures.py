@@ -25,8 +25,8 @@ RULES = {
 }
 HEADLINES = {
     "hang_missing_rank": "Rank 2 never launched all-gather 26 of the communicator of ranks 0-3; ranks 0-1, 3 wait.",
-    "hang_order_inversion": "Ranks 0, 3 wait for one another: communicator 0x…2100 (0-3) and "
-    "communicator 0x…2131 (0-3) were used in different order.",
+    "hang_order_inversion": "Ranks 0, 3 wait for one another: all-reduce 36 (0x…2100) and all-reduce 3 "
+    "(0x…2131) in different order.",
     "hang_size_mismatch": "Ranks called all-gather 34 of the communicator of ranks 0-3 differently: "
     "rank 1 8.913 MB -> 35.65 MB; ranks 0, 2-3 8.389 MB -> 33.55 MB.",
     "hang_skipped_step": "Rank 3 pairs with other steps' collectives, from all-gather 23 of the "

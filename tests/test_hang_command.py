@@ -73,7 +73,7 @@ def test_a_cycle_is_drawn_and_documented(tmp_path):
     write_dumps(tmp_path, entries, (0, 1), {"a": ("tp", (0, 1)), "b": ("dp", (0, 1))})
     result = run(tmp_path)
     assert result.exit_code == 1
-    assert result.stdout.startswith("Ranks 0-1 wait for one another: tp (0-1) and dp (0-1)")
+    assert result.stdout.startswith("Ranks 0-1 wait for one another: tp (0-1) and dp (0-1) in different order.")
     drawn = result.stdout.split("Who waits for whom\n")[1].split("\n\n")[0].splitlines()
     assert len(drawn) == 3
     assert drawn[-1].split()[-1] == drawn[0].split("rank ")[1].split()[0]

@@ -139,7 +139,7 @@ def test_dumps_have_a_page_with_the_wait_graph(tmp_path: Path) -> None:
     text = page_of(tmp_path, out=tmp_path / "page.html")
     assert 'class="graph"' in text
     assert 'class="box root"' in text
-    assert 'class="still"' not in text  # dumps tell no times
+    assert 'class="instants"' not in text  # dumps tell no times
     assert "default-src &#39;none&#39;; style-src &#39;sha256-" in text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from tracekit.results import Hang, Mismatch, ProcessGroup
+from tracekit.results import Hang, Mismatch, ProcessGroup, Waiting
 from tracekit.runs import few_runs, runs
 
 HASH = re.compile(r"0x[0-9a-f]{8,}")
@@ -135,9 +135,20 @@ def _cycle(hang: Hang) -> str:
             f": {who(hang.missing_ranks, first=False)} never launched {collective(hang)}" if hang.missing_ranks else ""
         )
         return f"{who(ranks)} wait for one another in sends and receives{first}"
-    shown = " and ".join(group_name(hang, name) for name in names[:MOST_GROUPS])
+    firsts = [next(waiting for waiting in hang.cycle if waiting.communicator == name) for name in names]
+    shown = " and ".join(_in_cycle(hang, waiting) for waiting in firsts[:MOST_GROUPS])
     more = f" and {len(names) - MOST_GROUPS} more" if len(names) > MOST_GROUPS else ""
-    return f"{who(ranks)} wait for one another: {shown}{more} were used in different order"
+    return f"{who(ranks)} wait for one another: {shown}{more} in different order"
+
+
+def _in_cycle(hang: Hang, waiting: Waiting) -> str:
+    """A communicator of a cycle by its name; where it has none, by what is called there."""
+    group = next((g for g in hang.groups if g.name == waiting.communicator), None)
+    if HASH.fullmatch(waiting.communicator) and not (group and group.description):
+        return f"{_numbered(waiting.op, waiting.seq, None)} (0x…{waiting.communicator[-4:]})"
+    if " " in waiting.communicator and not (group and group.description):
+        return _numbered(waiting.op, waiting.seq, None)
+    return group_name(hang, waiting.communicator)
 
 
 def _desync(hang: Hang) -> str:
