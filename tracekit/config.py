@@ -194,6 +194,8 @@ class Thresholds:
     """† But never for less: a capture takes that long to end. A shorter call is none that lasts until the end."""
     lasting_slack: float = 0.01
     """† What ends this share of its own length before the capture does has lasted until its end."""
+    ended_together_ns: int = 100_000
+    """† Kernels of one collective that end within this on all ranks have ended together: their last step is shared."""
     most_mismatches: int = 100
     """† Mismatched collectives that are told of each communicator; after one, the rest are often shifted as well."""
     compare_confidence: float = 0.9

@@ -96,6 +96,8 @@ def test_captures_of_some_ranks_only(captured, verdict, named, tmp_path):
     assert (hang.verdict, hang.missing_ranks, hang.culprits) == (verdict, named, named)
     if verdict == "unfinished":
         assert "if these are all 3 ranks" in " ".join(hang.notes)
+        # four steps of nine, and two of the fifth
+        assert "38 earlier collectives ended on all of ranks 0-2 at one instant" in hang.notes
     if verdict == "undecided":
         assert hang.lacking
 

@@ -114,6 +114,22 @@ def test_sends_and_receives_are_called_so():
     assert claim(found).startswith("Ranks 0-1 wait for one another in sends and receives: rank 1 never launched")
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_suspicion_is_said_where_captures_tell_the_times(timed):
+    rows = tuple(did(rank, Activity(idle_ns=5 if timed else None)) for rank in range(4))
+    found = hang(
+        "undecided",
+        group=group(),
+        behind_ranks=(3,),
+        waiting_ranks=(0, 1, 2),
+        lacking=("longer captures",),
+        last_activity=rows,
+    )
+    said = "Suspected, not certain: rank 3 had not launched all-gather 7 of the communicator of ranks 0-3"
+    assert claim(found).startswith(said if timed else "Undecided at all-gather 7")
+    assert claim(found).endswith("what is lacking: longer captures")
+
+
 # --- what to do next ---
 
 

@@ -165,7 +165,12 @@ def _unfinished(hang: Hang) -> str:
 
 def _undecided(hang: Hang) -> str:
     at = f" at {collective(hang)}" if hang.communicator else ""
-    return f"Undecided{at}; what is lacking: {'; '.join(hang.lacking)}"
+    lacking = f"what is lacking: {'; '.join(hang.lacking)}"
+    timed = {row.rank for row in hang.last_activity if row.activity.idle_ns is not None}
+    if hang.behind_ranks and hang.waiting_ranks and timed.issuperset(hang.behind_ranks):  # captures that end too early
+        suspected = f"{who(hang.behind_ranks, first=False)} had not launched {collective(hang)} when the captures ended"
+        return f"Suspected, not certain: {suspected}; {lacking}"
+    return f"Undecided{at}; {lacking}"
 
 
 CLAIMS: dict[str, Callable[[Hang], str]] = {

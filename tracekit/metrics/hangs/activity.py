@@ -99,6 +99,7 @@ def observe(
     }
     in_step = any(m is not None for m in meanings) or any(int(d) in collectives for d in ranges.domain[open_])
     usual_step_ns = _usual_step(process, marks)
+    thread = marks.thread if marks is not None else None if last_call is None else int(process.calls.thread[last_call])
     return Observed(
         marks=marks,
         open_ranges=tuple(_text(timeline, int(ranges.name[row])) for row in open_[-OPEN_KEPT:].tolist()),
@@ -107,7 +108,7 @@ def observe(
         last_call_open=bool(len(lasting)),
         launch_without_kernel=launch_without_kernel(timeline, process, track),
         whole=track is not None and len(track.ops) > 0 and int(track.ops.call[0]) != NONE,
-        os_call=_os_call(process, marks, idle_ns),
+        os_call=_os_call(process, thread, idle_ns),
         step=_last_step(marks),
         module=next((m.module for m in reversed(meanings) if m is not None and m.module), None),
         phase=next((m.phase for m in reversed(meanings) if m is not None and m.phase), None),
@@ -217,10 +218,10 @@ def launch_without_kernel(timeline: Timeline, process: Process, track: RankTrack
     return False
 
 
-def _os_call(process: Process, marks: StepRanges | None, idle_ns: int | None) -> str | None:
-    """The system call that the thread of the steps had not returned from, or that lasted for most of the idle time."""
+def _os_call(process: Process, thread: int | None, idle_ns: int | None) -> str | None:
+    """The system call that a thread had not returned from, or that lasted for most of the idle time."""
     for call in process.os_calls:
-        if marks is not None and call.thread != marks.thread:
+        if thread is not None and call.thread != thread:
             continue
         if call.end is None or (idle_ns and call.end - call.start >= idle_ns // 2):
             return call.name

@@ -22,7 +22,7 @@ from tracekit.metrics.hangs.activity import Observed, idle_of, lasting_ops, left
 from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, clocks_of, communicators_of, named
 from tracekit.metrics.hangs.issued import Group, Issued, issued_by_all
 from tracekit.metrics.hangs.quiet import Quiet
-from tracekit.metrics.hangs.unnamed import alike, by_op, by_stream, in_order
+from tracekit.metrics.hangs.unnamed import ended_together, told_apart
 from tracekit.metrics.identity import communicator_sizes, world_size
 from tracekit.readers.raw import Names
 from tracekit.timeline import NONE, Process, Timeline
@@ -58,11 +58,13 @@ def evidence_of(
     clocks = clocks_of(timeline, members, issued, progress, names, thresholds)
     lacking = []
     if vocabulary in ("nccl", "torch"):
-        issued, told = _told_apart(members, processes, issued, progress, clocks, names)
+        issued, told = told_apart(members, processes, issued, progress, clocks, names)
         notes += told[:1]
         lacking += told[1:]
     groups = communicators_of(members, issued)
     seqs = aligned(members, processes, issued, progress, clocks, groups, notes)
+    if vocabulary in ("nccl", "torch") and world_size(timeline) is None:
+        notes += ended_together(members, processes, issued, progress, clocks, seqs, thresholds)
     if vocabulary == "none":
         lacking.append("NVTX ranges of the collectives (nsys profile -t cuda,nvtx)")
     ranks = []
@@ -123,43 +125,6 @@ def _one_device_each(
     if shared:
         notes.append("a process drives several devices: its calls cannot be told apart by device")
     return [None if m.process in shared else each for m, each in zip(members, issued, strict=True)]
-
-
-def _told_apart(
-    members: Sequence[Member],
-    processes: Sequence[Process],
-    issued: list[Issued | None],
-    progress: Sequence[Progress | None],
-    clocks: dict[int, ClockFit | None],
-    names: Names,
-) -> tuple[list[Issued | None], list[str]]:
-    """(collectives that no source names a communicator for, [how they are compared, what is lacking to compare them]).
-
-    As one sequence where ranks call that alike and end it in order; else by stream, or by op, where that makes them
-    alike; else as one sequence where only what is not over differs; else not at all.
-    """
-
-    def numbered(some: list[Issued | None]) -> list[Int64]:
-        return aligned(members, processes, some, progress, clocks, communicators_of(members, some), [])
-
-    one = numbered(issued)
-    over_alike = alike(issued, progress, one, all_of_them=False)
-    if not (in_order(progress) and alike(issued, progress, one, all_of_them=True)):
-        by_ops = by_op(issued, one, names.as_tuple()) if over_alike else None
-        for parted, how in (
-            (by_stream(issued, progress, names.as_tuple()), "by the streams that they run on"),
-            (by_ops, "by op"),
-        ):
-            if parted is not None and alike(parted, progress, numbered(parted), all_of_them=True):
-                return parted, [f"no source names the communicators: collectives are told apart {how}"]
-    note = "no source names the communicators: all collectives of a rank count as one sequence"
-    if over_alike:
-        return issued, [note]
-    lacking = (
-        "the communicators of the collectives, which ranks do not call alike"
-        " (nsys 2024.6 or newer, nsys export --include-blobs=true)"
-    )
-    return [None] * len(members), [note, lacking]
 
 
 def _progress(timeline: Timeline, member: Member, issued: Issued, thresholds: Thresholds) -> Progress:

@@ -14,12 +14,86 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.config import Thresholds
 from tracekit.evidence import UNKNOWN, State
-from tracekit.metrics.hangs.align import Progress
+from tracekit.metrics.clocks import ClockFit
+from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, communicators_of
 from tracekit.metrics.hangs.issued import Group, Issued
-from tracekit.timeline import NONE
+from tracekit.readers.raw import Names
+from tracekit.runs import few_runs
+from tracekit.timeline import NONE, Process
 
 Int64 = NDArray[np.int64]
+
+TOGETHER_SHARE = 0.9
+"""Of the collectives that all callers have ended: fewer are a coincidence."""
+
+
+def told_apart(
+    members: Sequence[Member],
+    processes: Sequence[Process],
+    issued: list[Issued | None],
+    progress: Sequence[Progress | None],
+    clocks: dict[int, ClockFit | None],
+    names: Names,
+) -> tuple[list[Issued | None], list[str]]:
+    """(collectives that no source names a communicator for, [how they are compared, what is lacking to compare them]).
+
+    As one sequence where ranks call that alike and end it in order; else by stream, or by op, where that makes them
+    alike; else as one sequence where only what is not over differs; else not at all.
+    """
+
+    def numbered(some: list[Issued | None]) -> list[Int64]:
+        return aligned(members, processes, some, progress, clocks, communicators_of(members, some), [])
+
+    one = numbered(issued)
+    over_alike = alike(issued, progress, one, all_of_them=False)
+    if not (in_order(progress) and alike(issued, progress, one, all_of_them=True)):
+        by_ops = by_op(issued, one, names.as_tuple()) if over_alike else None
+        for parted, how in (
+            (by_stream(issued, progress, names.as_tuple()), "by the streams that they run on"),
+            (by_ops, "by op"),
+        ):
+            if parted is not None and alike(parted, progress, numbered(parted), all_of_them=True):
+                return parted, [f"no source names the communicators: collectives are told apart {how}"]
+    note = "no source names the communicators: all collectives of a rank count as one sequence"
+    if over_alike:
+        return issued, [note]
+    lacking = (
+        "the communicators of the collectives, which ranks do not call alike"
+        " (nsys 2024.6 or newer, nsys export --include-blobs=true)"
+    )
+    return [None] * len(members), [note, lacking]
+
+
+def ended_together(
+    members: Sequence[Member],
+    processes: Sequence[Process],
+    issued: Sequence[Issued | None],
+    progress: Sequence[Progress | None],
+    clocks: dict[int, ClockFit | None],
+    seqs: Sequence[Int64],
+    thresholds: Thresholds,
+) -> list[str]:
+    """Whether the ranks that call a collective have ended it at one instant, which only its members do; in words."""
+    ends: dict[tuple[Group, int], list[int]] = {}
+    callers: dict[Group, set[int]] = {}
+    for m, process, each, done, seq in zip(members, processes, issued, progress, seqs, strict=True):
+        fit = clocks[process.capture]
+        if each is None or done is None or fit is None:
+            continue
+        over = np.flatnonzero(done.end != NO_END)
+        for row, end in zip(over.tolist(), fit.to_reference(done.end[over]).tolist(), strict=True):
+            group = each.groups[int(each.group[row])]
+            callers.setdefault(group, set()).add(m.rank)
+            ends.setdefault((group, int(seq[row])), []).append(end)
+    told = []
+    for group, ranks in callers.items():
+        spreads = [max(own) - min(own) for (g, _), own in ends.items() if g == group and len(own) == len(ranks)]
+        together = sum(spread <= thresholds.ended_together_ns for spread in spreads)
+        if len(ranks) > 1 and together and together >= TOGETHER_SHARE * len(spreads):
+            told.append(f"{together:,} earlier collectives ended on all of ranks {few_runs(ranks)} at one instant")
+    return told
 
 
 def in_order(progress: Sequence[Progress | None]) -> bool:
