@@ -10,7 +10,7 @@ import pytest
 import tracekit
 from tracekit.config import DEFAULT
 from tracekit.options import Options
-from tracekit.rules.gains import CHANGE_OF_RULE
+from tracekit.rules.gains import CHANGES_OF_RULE
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 EXPECTED = {path.name.removesuffix(".expected.json"): path for path in sorted(SAMPLES.glob("*.expected.json"))}
@@ -69,7 +69,7 @@ MENDED = [
     for name in EXPECTED
     if expected(name).get("without_fault")
     and name not in PARTLY
-    and set(expected(name)["findings"]) & CHANGE_OF_RULE.keys()
+    and set(expected(name)["findings"]) & CHANGES_OF_RULE.keys()
 ]
 
 
@@ -78,7 +78,7 @@ def test_a_finding_gains_what_the_same_job_without_it_takes_less(name):
     """To 5 %, by the sample's own layout without what is the matter."""
     found = analysis(name)
     truth = expected(name)["without_fault"]["step_time_ns"]
-    codes = [rule for rule in expected(name)["findings"] if rule in CHANGE_OF_RULE]
+    codes = [rule for rule in expected(name)["findings"] if rule in CHANGES_OF_RULE]
     gains = {finding.rule: finding.gain_ns for finding in found.findings}
     for code in codes:
         assert gains[code] > 0
@@ -94,7 +94,7 @@ ROUGHLY = {"last_bucket", "contention"}
 def test_gains_are_within_a_quarter_of_the_true_ones(name):
     found = analysis(name)
     truth = found.replay.step_time_ns - expected(name)["without_fault"]["step_time_ns"]
-    gains = [f.gain_ns for f in found.findings if f.rule in expected(name)["findings"] and f.rule in CHANGE_OF_RULE]
+    gains = [f.gain_ns for f in found.findings if f.rule in expected(name)["findings"] and f.rule in CHANGES_OF_RULE]
     assert gains == [pytest.approx(truth, rel=0.25)] * len(gains)
 
 

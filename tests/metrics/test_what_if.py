@@ -265,10 +265,10 @@ class OnComputeStream(Ddp):
 def test_reductions_apart(tmp_path, gigabytes_per_s):
     """Where they are hidden then, and where they take longer than compute."""
     now, then = (lay_out(s, gigabytes_per_s=gigabytes_per_s) for s in (OnComputeStream, Ddp))
-    compare(tmp_path, "reductions=apart", now, then)
+    compare(tmp_path, "collectives=apart", now, then)
 
 
-@pytest.mark.parametrize("change", ["offload=apart", "saves=beside", "gathers=under-forward", "reductions=apart"])
+@pytest.mark.parametrize("change", ["offload=apart", "saves=beside", "gathers=under-forward", "collectives=apart"])
 def test_what_a_job_does_not_have_is_not_changed(change):
     """THEN there is no prediction of no gain, and the change is named as not made."""
     found = tracekit.analyze(tracekit.open(SAMPLES / "ddp.sqlite"), Options(what_if=(change, "bandwidth=2x")))

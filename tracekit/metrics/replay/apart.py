@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge
 from tracekit.metrics.replay.rewire import Edges, launches, rewired
 from tracekit.metrics.replay.work import RankWork, main_stream
 from tracekit.timeline import NONE, Kind
@@ -19,20 +20,26 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-def reductions_apart(graph: Graph) -> Graph | None:
-    """Reductions of the backward pass leave the compute stream; what comes after that pass waits for them.
+def collectives_apart(graph: Graph) -> Graph | None:
+    """Gathers, and reductions of the backward pass, leave the compute stream.
 
-    None where no reduction of a backward pass is on that stream.
+    What comes after the backward pass waits for the reductions; gathers are issued one use ahead. None where none of
+    them is on that stream.
     """
     kept, new = np.ones(len(graph.source), np.bool_), list[Edges]()
     for rank, work in enumerate(graph.work):
-        moved = (work.kind == Kind.COMM) & work.reduction & work.backward
+        moved = (work.kind == Kind.COMM) & (work.gather | work.reduction & work.backward)
         line = _Line(graph, rank, work, moved)
         if not line.moved.any():
             continue
-        new += line.taken_out(kept)
+        gather = work.gather[line.op]
+        needed = line.next_of(~line.moved)
+        back = np.flatnonzero(line.moved & gather & (needed != NONE))
+        free, ahead = _issued_ahead(graph, rank, line, back, needed[back], kept)
+        new += line.taken_out(kept, gather, free)
+        new += [*ahead, line.edges(Edge.EVENT, back, needed[back])]
         user = line.next_of(~line.moved & ~work.backward[line.op])
-        told = line.moved & (user != NONE)
+        told = line.moved & ~gather & (user != NONE)
         new.append(line.edges(Edge.EVENT, np.flatnonzero(told), user[told]))
     return rewired(graph, kept, new) if new else None
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.intervals import Cover
-from tracekit.metrics.replay.graph import Edge, Graph, Node
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge, Node
 from tracekit.metrics.replay.twins import Twins
 from tracekit.metrics.replay.work import RankWork, labels
 from tracekit.timeline import NONE, Kind

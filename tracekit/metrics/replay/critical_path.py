@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.replay.graph import Edge, Graph, Node
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge, Node
 from tracekit.metrics.replay.replay import Steps
 from tracekit.metrics.views import OpLabels
 from tracekit.results import CriticalPath

@@ -130,13 +130,38 @@ def operation_waits(work: RankWork, ready: Int64, thresholds: Thresholds) -> Hel
     known = np.flatnonzero(waiting != NONE)
     after = waiting[known]
     before = _who(work, launched, work.wait_at[known], after, direct[after], thresholds)
+    made, makers = _makers(work, launched, direct, waiting[known], thresholds)
     pairs = np.unique(
         np.stack(
-            [np.concatenate([held, after[before != NONE]]), np.concatenate([direct[held], before[before != NONE]])]
+            [
+                np.concatenate([held, after[before != NONE], made]),
+                np.concatenate([direct[held], before[before != NONE], makers]),
+            ]
         ),
         axis=1,
     )
     return Held(after=pairs[0], before=pairs[1], recorded=np.isin(pairs[0], waiting[known]))
+
+
+def _makers(
+    work: RankWork, launched: Launched, direct: Int64, waiting: Int64, thresholds: Thresholds
+) -> tuple[Int64, Int64]:
+    """(reductions that queued behind others, the compute that made what they reduce).
+
+    A reduction that was not held up shows where on the compute stream its gradients come from; one that queued behind
+    the ones before it has its own at the same place. Only where the capture records no waits of theirs.
+    """
+    reductions = np.flatnonzero(work.reduction & (work.call != NONE))
+    reductions = reductions[~np.isin(work.stream[reductions], work.stream[waiting])]
+    if not len(reductions):
+        return reductions, reductions
+    kinds = labels(work.stream[reductions], work.name[reductions])
+    maker = direct[reductions]
+    shown = np.flatnonzero((maker != NONE) & (work.kind[np.maximum(maker, 0)] == Kind.COMPUTE))
+    place = _by_place(work, launched, work.launched[reductions], kinds, shown, maker, same_name=False)
+    told = (maker == NONE) & (place != NONE)
+    told[told] = work.end[place[told]] <= work.start[reductions[told]] + thresholds.clock_tolerance_ns
+    return reductions[told], place[told]
 
 
 def _ended_last(
@@ -203,7 +228,14 @@ def _first_fitting(work: RankWork, found: Int64, guess: Int64, after: Int64, thr
 
 
 def _by_place(
-    work: RankWork, launched: Launched, at: Int64, kinds: Int64, votes: NDArray[np.intp], direct: Int64
+    work: RankWork,
+    launched: Launched,
+    at: Int64,
+    kinds: Int64,
+    votes: NDArray[np.intp],
+    direct: Int64,
+    *,
+    same_name: bool = True,
 ) -> Int64:
     """For each wait the operation at the place where most waits of its kind found theirs; NONE without any."""
     guess = np.full(len(at), NONE, np.int64)
@@ -223,7 +255,8 @@ def _by_place(
     index = np.minimum(np.searchsorted(winner[0], kinds), winner.shape[1] - 1)
     mine = np.flatnonzero(winner[0][index] == kinds)
     place = launched.nth_before(at[mine], winner[1][index[mine]], winner[3][index[mine]])
-    same = (place != NONE) & (work.name[np.maximum(place, 0)] == winner[2][index[mine]])
+    named = work.name[np.maximum(place, 0)] == winner[2][index[mine]]
+    same = (place != NONE) & (named | (not same_name))
     guess[mine[same]] = place[same]
     return guess
 

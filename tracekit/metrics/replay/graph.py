@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.clocks import ClockFit
-from tracekit.metrics.identity import RankCollectives
-from tracekit.metrics.matching import FINISH_TOGETHER, Matched
+from tracekit.metrics.matching import Matched
 from tracekit.metrics.one_rank import RankMeasures
 from tracekit.metrics.replay.dependencies import host_waits, launch_lag, operation_waits, polled, ready_at
 from tracekit.metrics.replay.longest_path import NEVER
+from tracekit.metrics.replay.nodes import Builder, Edge, Node
+from tracekit.metrics.replay.transfers import transfers
 from tracekit.metrics.replay.work import Names, RankWork, before_in_group, rank_work
 from tracekit.timeline import NONE, Process
 
@@ -29,36 +29,6 @@ Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
-
-
-class Node(IntEnum):
-    """What a node is the moment of."""
-
-    OP = 0
-    CALL = 1
-    RETURN = 2
-    TRANSFER = 3
-
-
-class Edge(IntEnum):
-    """Why the target comes after the source."""
-
-    STREAM = 0
-    LAUNCH = 1
-    EVENT = 2
-    """A stream waits for an event, as the capture records."""
-    COMMUNICATOR = 3
-    """Collectives of one communicator run one after the other."""
-    ARRIVAL = 4
-    """A transfer begins when all have arrived."""
-    HOST = 5
-    """What a host thread does between two calls."""
-    BLOCKED = 6
-    """A call returns when an operation has ended."""
-    CALL = 7
-    """A call that waits takes at least its own time."""
-    UNRECORDED = 8
-    """It started when the other ended, and no wait is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,41 +66,6 @@ class Graph:
     zero_ns: int
 
 
-class _Builder:
-    """Collects nodes and edges."""
-
-    def __init__(self) -> None:
-        self.nodes: list[tuple[Int8, Int64, Int64, Float, Float]] = []
-        self.edges: list[tuple[Int64, Int64, Int8, Bool, Float]] = []
-        self.count = 0
-
-    def add(self, kind: Node, rank: int, item: Int64, measured: Int64, duration: Int64) -> Int64:
-        n = len(item)
-        self.nodes.append(
-            (
-                np.full(n, kind, np.int8),
-                np.full(n, rank, np.int64),
-                item,
-                measured.astype(np.float64),
-                duration.astype(np.float64),
-            )
-        )
-        self.count += n
-        return np.arange(self.count - n, self.count, dtype=np.int64)
-
-    def join(self, kind: Edge, source: Int64, target: Int64, lag: Int64 | int, *, from_end: bool) -> None:
-        n = len(source)
-        self.edges.append(
-            (
-                source,
-                target,
-                np.full(n, kind, np.int8),
-                np.full(n, from_end, np.bool_),
-                np.broadcast_to(np.asarray(lag, np.float64), (n,)),
-            )
-        )
-
-
 def build_graph(
     measured: Sequence[RankMeasures],
     processes: Sequence[Process],
@@ -146,7 +81,7 @@ def build_graph(
     ``processes`` has each rank's process. Dependencies are learned from ``learn_from_ns`` on, before the window.
     """
     low, high = window
-    make = _Builder()
+    make = Builder()
     work, op_node, begins = [], [], []
     for rank, (m, process, clock) in enumerate(zip(measured, processes, clocks, strict=True)):
         mine = rank_work(m, process, clock, names, learn_from_ns, high, thresholds)
@@ -156,60 +91,14 @@ def build_graph(
         work.append(mine)
         op_node.append(node)
     end_node = [node.copy() for node in op_node]
-    arrived = _transfers(make, work, op_node, end_node, [m.collectives for m in measured], matched, low)
+    arrived = transfers(make, work, op_node, end_node, [m.collectives for m in measured], matched, low)
     for rank, mine in enumerate(work):
         begins.append(_rank_edges(make, rank, mine, op_node[rank], end_node[rank], low, thresholds))
     return _finish(make, work, op_node, end_node, arrived, begins, low, thresholds)
 
 
-def _transfers(
-    make: _Builder,
-    work: Sequence[RankWork],
-    op_node: Sequence[Int64],
-    end_node: Sequence[Int64],
-    found: Sequence[RankCollectives],
-    matched: Sequence[Matched],
-    low: int,
-) -> list[tuple[Int64, Int64]]:
-    """Nodes of the collectives' transfers; returns (node, moment) of arrivals that lie outside the window."""
-    outside = []
-    for kind in matched:
-        if kind.op not in FINISH_TOGETHER or len(kind.members) < 2 or not kind.index.shape[1]:
-            continue
-        shape = kind.index.shape
-        op = np.full(shape, NONE, np.int64)
-        start, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for row, member in enumerate(kind.members):
-            mine = work[member]
-            if not len(mine):
-                continue
-            ops_row = found[member].row[np.maximum(kind.index[row], 0)] if len(found[member].row) else kind.index[row]
-            at = np.minimum(np.searchsorted(mine.row, ops_row), len(mine) - 1)
-            there = (kind.index[row] != NONE) & (mine.row[at] == ops_row)
-            op[row, there] = at[there]
-            start[row, there], end[row, there] = mine.start[at[there]], mine.end[at[there]]
-        nodes = np.stack(
-            [
-                np.where(op[row] != NONE, op_node[m][np.maximum(op[row], 0)] if len(op_node[m]) else NONE, NONE)
-                for row, m in enumerate(kind.members)
-            ]
-        )
-        # Only what is whole: with a member missing, the shortest duration may be another's wait.
-        used = np.flatnonzero(kind.complete & np.all(op != NONE, axis=0) & np.any(nodes != NONE, axis=0))
-        if not len(used):
-            continue
-        length = np.min(end[:, used] - start[:, used], axis=0)
-        begin = make.add(Node.TRANSFER, NONE, used, end[:, used].max(axis=0) - length - low, length)
-        for row, member in enumerate(kind.members):
-            inside = nodes[row, used] != NONE
-            make.join(Edge.ARRIVAL, nodes[row, used][inside], begin[inside], 0, from_end=False)
-            end_node[member][op[row, used[inside]]] = begin[inside]
-            outside.append((begin[~inside], start[row, used[~inside]] - low))
-    return outside
-
-
 def _rank_edges(
-    make: _Builder, rank: int, work: RankWork, node: Int64, end: Int64, low: int, thresholds: Thresholds
+    make: Builder, rank: int, work: RankWork, node: Int64, end: Int64, low: int, thresholds: Thresholds
 ) -> list[tuple[Int64, Int64]]:
     """Everything that one rank's operations and calls wait for; returns (node, moment) of what lies outside."""
     lag = launch_lag(work, thresholds)
@@ -256,7 +145,7 @@ def _before_on_communicator(work: RankWork) -> Int64:
 
 
 def _join_ends(
-    make: _Builder,
+    make: Builder,
     kind: Edge,
     work: RankWork,
     end: Int64,
@@ -273,7 +162,7 @@ def _join_ends(
 
 
 def _returns(
-    make: _Builder,
+    make: Builder,
     rank: int,
     work: RankWork,
     end: Int64,
@@ -304,7 +193,7 @@ def _returns(
     return back
 
 
-def _chain(make: _Builder, work: RankWork, calls: Int64, call_node: Int64, back: Int64, polls: Bool) -> None:
+def _chain(make: Builder, work: RankWork, calls: Int64, call_node: Int64, back: Int64, polls: Bool) -> None:
     """Each call comes after the one before it, of whatever thread, and what the host did in between.
 
     What polls did is wait.
@@ -330,7 +219,7 @@ def _chain(make: _Builder, work: RankWork, calls: Int64, call_node: Int64, back:
 
 
 def _finish(
-    make: _Builder,
+    make: Builder,
     work: Sequence[RankWork],
     op_node: Sequence[Int64],
     end_node: Sequence[Int64],

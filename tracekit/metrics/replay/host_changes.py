@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from tracekit.config import Thresholds
 from tracekit.intervals import Cover, subtract
 from tracekit.metrics.replay.changes import Changed, without_edges, without_host_time
-from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge
 from tracekit.metrics.replay.twins import Twins
 from tracekit.metrics.replay.work import RankWork
 from tracekit.timeline import NONE, Kind

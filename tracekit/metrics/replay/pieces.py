@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge
 from tracekit.metrics.replay.rewire import Edges, rewired
 from tracekit.metrics.replay.work import RankWork, main_stream
 from tracekit.timeline import NONE, Kind

@@ -14,7 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge
 from tracekit.metrics.replay.rewire import Edges, launches, rewired
 from tracekit.metrics.replay.work import RankWork, before_in_group, main_stream
 from tracekit.timeline import NONE, Kind

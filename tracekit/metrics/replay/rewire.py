@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge
 from tracekit.timeline import NONE
 
 Int64 = NDArray[np.int64]

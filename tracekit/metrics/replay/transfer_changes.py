@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.replay.changes import Changed
-from tracekit.metrics.replay.graph import Edge, Graph, Node
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge, Node
 from tracekit.metrics.replay.twins import Twins
 from tracekit.metrics.replay.work import before_in_group, labels
-from tracekit.timeline import NONE
+from tracekit.timeline import NONE, Kind
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -160,13 +161,7 @@ def first_gather_split(now: Changed, graph: Graph, thresholds: Thresholds) -> Ch
     In equal parts, for what the unit is made of does not tell. None where there are no others.
     """
     duration, lag = now[0].copy(), now[1]
-    found = _Transfers.of(graph)
-    forward = np.zeros(len(found.node), np.bool_)
-    for rank, work in enumerate(graph.work):
-        mine = found.rank == rank
-        op = found.op[mine]
-        forward[mine] = work.gather[op] & ~work.backward[op] & ~work.optimizer[op] & (work.step[op] != NONE)
-    found = found.picked(np.flatnonzero(forward))
+    found = _forward_gathers(graph)
     group = labels(found.rank, found.step, found.members)
     first = before_in_group(group) == NONE
     others = np.bincount(group[~first], minlength=int(group.max(initial=0)) + 1)
@@ -179,6 +174,60 @@ def first_gather_split(now: Changed, graph: Graph, thresholds: Thresholds) -> Ch
     duration[node] -= rest[group[split]]
     duration[found.node[~first]] += rest[group[~first]] / others[group[~first]]
     return duration, lag
+
+
+def _forward_gathers(graph: Graph) -> _Transfers:
+    found = _Transfers.of(graph)
+    forward = np.zeros(len(found.node), np.bool_)
+    for rank, work in enumerate(graph.work):
+        mine = found.rank == rank
+        op = found.op[mine]
+        forward[mine] = work.gather[op] & ~work.backward[op] & ~work.optimizer[op] & (work.step[op] != NONE)
+    return found.picked(np.flatnonzero(forward))
+
+
+def first_gather_small(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed | None:
+    """Each step's first gather is of a small unit: the rest moves under compute, as far as that is free."""
+    return _small(now, graph, _forward_gathers(graph), thresholds, first=True)
+
+
+def last_reduction_small(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed | None:
+    """Each step's last reduction is of a small unit: the rest moves under compute, as far as that is free."""
+    found = _Transfers.of(graph)
+    reducing = np.zeros(len(found.node), np.bool_)
+    for rank, work in enumerate(graph.work):
+        mine = found.rank == rank
+        reducing[mine] = work.reduction[found.op[mine]] & (work.step[found.op[mine]] != NONE)
+    return _small(now, graph, found.picked(np.flatnonzero(reducing)), thresholds, first=False)
+
+
+def _small(now: Changed, graph: Graph, found: _Transfers, thresholds: Thresholds, *, first: bool) -> Changed | None:
+    """The first (last) transfer of each step keeps its latency, and what no compute of its step could hide."""
+    duration = now[0].copy()
+    group = labels(found.rank, found.step, found.members)
+    order = np.lexsort((found.launched, group))
+    if not len(order):
+        return None
+    free = [_free_compute(graph, rank, now[0]) for rank in range(len(graph.work))]
+    for mine in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        odd = mine[0] if first else mine[-1]
+        whole = float(now[0][found.node[odd]])
+        latency = min(whole, float(thresholds.collective_latency_ns))
+        room = free[int(found.rank[odd])]
+        duration[found.node[odd]] = latency + max(whole - latency - room, 0.0)
+    return duration, now[1]
+
+
+def _free_compute(graph: Graph, rank: int, duration: Float) -> float:
+    """ns of a step's compute that would still have nothing beside it if all its communication had; the median step."""
+    work, node, end = graph.work[rank], graph.op_node[rank], graph.end_node[rank]
+    inside = (node != NONE) & (work.step != NONE)
+    spent = np.zeros((2, int(work.step.max(initial=0)) + 1))
+    for row, (kind, place) in enumerate(((Kind.COMPUTE, node), (Kind.COMM, end))):
+        mine = inside & (work.kind == kind)
+        np.add.at(spent[row], work.step[mine], duration[place[mine]])
+    whole = spent[0] > spent[0].max() / 2  # the first and the last may not be here in full
+    return float(max(np.median(spent[0, whole] - spent[1, whole]), 0.0)) if whole.any() else 0.0
 
 
 def even_links(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.replay.graph import Edge, Graph
+from tracekit.metrics.replay.graph import Graph
+from tracekit.metrics.replay.nodes import Edge
 from tracekit.metrics.replay.work import labels
 from tracekit.timeline import NONE, Kind
 

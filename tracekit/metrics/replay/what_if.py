@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tracekit.config import Thresholds
 from tracekit.errors import UsageError
-from tracekit.metrics.replay.apart import offload_apart, reductions_apart
+from tracekit.metrics.replay.apart import collectives_apart, offload_apart
 from tracekit.metrics.replay.changes import (
     Changed,
     balanced,
@@ -30,15 +30,22 @@ from tracekit.metrics.replay.longest_path import CycleError, Order
 from tracekit.metrics.replay.pieces import gathers_under_forward, last_reduction_in_pieces
 from tracekit.metrics.replay.prefetch import prefetched
 from tracekit.metrics.replay.replay import Steps
-from tracekit.metrics.replay.transfer_changes import coalesced, even_links, first_gather_split
+from tracekit.metrics.replay.transfer_changes import (
+    coalesced,
+    even_links,
+    first_gather_small,
+    first_gather_split,
+    last_reduction_small,
+)
 from tracekit.metrics.replay.twins import Twins, gap_twins, gaps_of_steps, kernel_twins
 from tracekit.results import Prediction, Replay, Straggler
+from tracekit.timeline import NONE
 
 STRAGGLER_OFF = "straggler=off"
 PREFETCH_ON = "prefetch=on"
 PREFETCH_FORWARD = "prefetch=forward"
 PREFETCH_BACKWARD = "prefetch=backward"
-REDUCTIONS_APART = "reductions=apart"
+COLLECTIVES_APART = "collectives=apart"
 REDUCTION_IN_PIECES = "last-reduction=pieces"
 GATHERS_UNDER_FORWARD = "gathers=under-forward"
 OFFLOAD_APART = "offload=apart"
@@ -56,12 +63,14 @@ PAUSES_OFF = "pauses=off"
 SAVES_BESIDE = "saves=beside"
 COLLECTIVES_COALESCED = "collectives=coalesced"
 FIRST_GATHER_SPLIT = "first-gather=split"
+FIRST_GATHER_SMALL = "first-gather=small"
+REDUCTION_SMALL = "last-reduction=small"
 LINKS_EVEN = "links=even"
 REWIRING: Mapping[str, Callable[[Graph, Thresholds], Graph | None]] = {
     PREFETCH_ON: lambda graph, _: prefetched(graph, forward=True, backward=True),
     PREFETCH_FORWARD: lambda graph, _: prefetched(graph, forward=True, backward=False),
     PREFETCH_BACKWARD: lambda graph, _: prefetched(graph, forward=False, backward=True),
-    REDUCTIONS_APART: lambda graph, _: reductions_apart(graph),
+    COLLECTIVES_APART: lambda graph, _: collectives_apart(graph),
     REDUCTION_IN_PIECES: last_reduction_in_pieces,
     GATHERS_UNDER_FORWARD: lambda graph, _: gathers_under_forward(graph),
     OFFLOAD_APART: lambda graph, _: offload_apart(graph),
@@ -84,6 +93,8 @@ CHANGES = (
     SAVES_BESIDE,
     COLLECTIVES_COALESCED,
     FIRST_GATHER_SPLIT,
+    FIRST_GATHER_SMALL,
+    REDUCTION_SMALL,
     LINKS_EVEN,
 )
 """The changes that can be made, besides ``bandwidth=2x``, with any factor."""
@@ -131,6 +142,8 @@ class WhatIf:
             SAVES_BESIDE: lambda now: saved_beside(now, graph, thresholds),
             COLLECTIVES_COALESCED: lambda now: coalesced(now, graph, thresholds),
             FIRST_GATHER_SPLIT: lambda now: first_gather_split(now, graph, thresholds),
+            FIRST_GATHER_SMALL: lambda now: first_gather_small(now, graph, thresholds),
+            REDUCTION_SMALL: lambda now: last_reduction_small(now, graph, thresholds),
             LINKS_EVEN: lambda now: even_links(now, graph, thresholds),
             PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph, thresholds),
         }
@@ -184,12 +197,21 @@ class WhatIf:
             return faster_network(now, self._steps.graph, float(factor[1]), self._thresholds)
         return self._changes[change](now)
 
-    def _straggler_off(self, now: Changed) -> Changed:
+    def _straggler_off(self, now: Changed) -> Changed | None:
+        if self._unmatched_share() > self._thresholds.replay_error_share:
+            return None  # who waits for whom in them is not known
         persistent = [self._ranks.index(s.rank) for s in self._stragglers if s.verdict == "persistent"]
         even = any(s.cause == "sequence_length" for s in self._stragglers)
         if persistent and not even:
             return no_straggler(now, self._kernels, self._gaps, persistent)
         return balanced(now, self._kernels, self._gaps)
+
+    def _unmatched_share(self) -> float:
+        """Share of the steps in sends, receives and all-to-alls that are not matched across ranks, mean over ranks."""
+        graph, alone = self._steps.graph, 0.0
+        for work, node, end in zip(graph.work, graph.op_node, graph.end_node, strict=True):
+            alone += float(graph.duration[node[work.exchange & (node != NONE) & (node == end)]].sum())
+        return alone / max(float(self._steps.walls.sum()), 1.0)
 
     @cached_property
     def _kernels(self) -> Twins:

@@ -15,6 +15,7 @@ from tracekit.metrics.clocks import ClockFit
 from tracekit.metrics.copies import TO_DEVICE, TO_HOST
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.one_rank import RankMeasures
+from tracekit.metrics.sends import EXCHANGES
 from tracekit.timeline import NONE, Kind, Process, Ranges
 
 Int64 = NDArray[np.int64]
@@ -71,6 +72,8 @@ class RankWork:
     """(n,) an all-gather."""
     reduction: Bool
     """(n,) a reduce-scatter or an all-reduce."""
+    exchange: Bool
+    """(n,) a send, a receive or an all-to-all."""
     forward: Bool
     """(n,) launched while the host was inside a forward range, on whatever thread."""
     backward: Bool
@@ -149,7 +152,7 @@ def rank_work(
     passes = {name: _ranges_of(m, process.ranges, name) for name in ("forward", "backward", "optimizer", "data")}
     data = passes["data"]
     call = np.where(own_call != NONE, np.searchsorted(chosen, own_call), NONE)
-    gather, reduction, communicator, size = _collectives(m.collectives, row)
+    gather, reduction, exchange, communicator, size = _collectives(m.collectives, row)
     # A call that copies pageable memory returns when that is staged, which is about when the copy ends.
     staged = np.flatnonzero(ops.pageable[row] & (own_call != NONE))
     staged = staged[calls.end[own_call[staged]] >= ops.end[row[staged]] - thresholds.pageable_return_ns]
@@ -191,6 +194,7 @@ def rank_work(
         step=step,
         gather=gather,
         reduction=reduction,
+        exchange=exchange,
         deferrable=reduction & behind & (step != NONE) & (which < last_pass[step]),
         forward=inside["forward"],
         backward=behind,
@@ -210,24 +214,26 @@ def _ranges_of(m: RankMeasures, ranges: Ranges, phase: str) -> Cover:
     return Cover.of(ranges.start[mine], ranges.end[mine])
 
 
-def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Bool, Int64, Int64]:
-    """By operation: (an all-gather, reduces, number of its named communicator or NONE, bytes of its tensor or NONE)."""
+def _collectives(found: RankCollectives, row: NDArray[np.intp]) -> tuple[Bool, Bool, Bool, Int64, Int64]:
+    """By operation: (all-gather, reduces, exchanges, number of its named communicator or NONE, bytes or NONE)."""
     names = [communicator for communicator, _ in found.group]
     number = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
     of_group = np.array([NONE if name is None else number[name] for name in names], np.int64)
     gathers = np.array([op == "all_gather" for _, op in found.group], np.bool_)
     reductions = np.array([op in ("reduce_scatter", "all_reduce") for _, op in found.group], np.bool_)
-    gather, reduction = np.zeros(len(row), np.bool_), np.zeros(len(row), np.bool_)
+    exchanges = np.array([op in EXCHANGES for _, op in found.group], np.bool_)
+    gather, reduction, exchange = (np.zeros(len(row), np.bool_) for _ in range(3))
     communicator = np.full(len(row), NONE, np.int64)
     at = np.searchsorted(row, found.row)
     there = at < len(row)
     there[there] = row[at[there]] == found.row[there]
     gather[at[there]] = gathers[found.of[there]]
     reduction[at[there]] = reductions[found.of[there]]
+    exchange[at[there]] = exchanges[found.of[there]]
     communicator[at[there]] = of_group[found.of[there]]
     size = np.full(len(row), NONE, np.int64)
     size[at[there]] = found.full_bytes[there]
-    return gather, reduction, communicator, size
+    return gather, reduction, exchange, communicator, size
 
 
 def main_stream(work: RankWork) -> int:
