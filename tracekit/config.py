@@ -113,6 +113,11 @@ class Thresholds:
     """† Share of the largest loss that findings must explain for one of them to be the report's headline."""
     headline_named_share: float = 0.25
     """† A finding with a named cause leads over unexplained time if it saves at least this share of what that does."""
+    gain_of_cost: float = 1.25
+    """† Fixing a cause gains at most this times what it costs: what waits behind it gains too. More than that, and the
+    model of the fix does not hold."""
+    gain_slack: float = 0.01
+    """† And this share of the step."""
     replay_lag_ns: int = 20_000
     """† What starts this much after all that it is known to wait for waited for nothing else: it is the delay of
     launch, event or driver, and kept in a replay; more than this is unexplained."""

@@ -69,6 +69,10 @@ CHANGES_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "TK414": (OFFLOAD_APART,),
 }
 """By code of the rule, alternatives of which the best counts. Rules that no change stands for have none."""
+SAME_GAIN = 0.005
+"""Gains that differ by less than this share are of one change."""
+PART_OF_COMPUTE = ("TK113", "TK413")
+"""Rules whose time is part of compute, not of what is exposed or idle."""
 
 
 def replayed(
@@ -91,6 +95,8 @@ def replayed(
     wanted = dict.fromkeys(change for f in findings for change in CHANGES_OF_RULE.get(f.rule, ()))
     if not any(len(work.loading.start) for work in steps.graph.work):
         wanted.pop(DATA_ON_TIME, None)  # it replays ranges that load data; without any it would change nothing
+    if not steps.numbers:
+        wanted.pop(GRAPHS_ON, None)  # nobody captures a whole program in graphs
     if not any(np.any(work.waits_for) for work in steps.graph.work):
         wanted.pop(SYNC_OFF, None)  # nor can waits be left out that no synchronisation record tells of
     predictions = what_if.predict([(change,) for change in wanted])
@@ -98,11 +104,41 @@ def replayed(
     gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}
     best = {f.rule: _best(CHANGES_OF_RULE.get(f.rule, ()), gains) for f in findings}
     with_gains = [f if (change := best[f.rule]) is None else replace(f, gain_ns=gains[change]) for f in findings]
+    with_gains = bounded(with_gains, step, len(ranks), thresholds)
     made = tuple(dict.fromkeys(change for change in best.values() if change is not None and gains[change] > 0))
     together = next(iter(what_if.predict([made])), None) if len(made) > 1 else None
     asked = list(asked)
     result = replay_result(steps, predictions, what_if.predict(asked), together, asked)
     return result, ranked(graded(with_gains, step.wall_ns, thresholds))
+
+
+def bounded(findings: Sequence[Finding], step: Account, ranks: int, thresholds: Thresholds) -> list[Finding]:
+    """Findings without the gains that no loss of theirs accounts for: the model of their fix does not hold here.
+
+    Costs are means over ranks, and a step is as long as its slowest: they count by the ranks that lose. Findings that
+    share one change share its gain, and their costs add up.
+    """
+    lost = step.exposed_comm_ns + step.exposed_copy_ns + step.idle_ns
+    room = thresholds.gain_slack * step.wall_ns
+    result = []
+    for finding in findings:
+        gain, scale = finding.gain_ns, _losing(finding, ranks)
+        if gain is None or finding.cost_ns is None:
+            result.append(finding)
+            continue
+        sharing = [f for f in findings if f.gain_ns is not None and abs(f.gain_ns - gain) <= SAME_GAIN * gain]
+        cost = sum((f.cost_ns or 0) * _losing(f, ranks) for f in sharing)
+        most = thresholds.gain_of_cost * cost + room
+        if finding.rule not in PART_OF_COMPUTE:
+            most = min(most, lost * scale + room)
+        result.append(finding if gain <= most else replace(finding, gain_ns=None))
+    return result
+
+
+def _losing(finding: Finding, ranks: int) -> float:
+    """By how much more the ranks lose that lose anything than the mean rank: a straggler's peers, else those named."""
+    named = len(finding.ranks)
+    return ranks / max(1, ranks - named if finding.rule.startswith("TK2") else named)
 
 
 def _best(changes: Sequence[str], gains: Mapping[str, int]) -> str | None:
