@@ -91,6 +91,11 @@ class Thresholds:
     """† Fewer collectives of one kind than this have no p95."""
     skew_share: float = 0.5
     """† Waiting beyond this share of the transfer is skew between ranks, not the network."""
+    stage_ratio: float = 1.10
+    """† A pipeline stage that computes this × the median stage has more than embeddings or a loss to carry."""
+    pushed_share: float = 0.03
+    """† Waits that push this share of the step out of the shade of compute matter, however little of the waiting itself
+    is exposed: more than natural spread (1.5-1.8 %)."""
     slow_link_ratio: float = 0.6
     """† A communicator whose bus bandwidth is below this × that of the others of its kind is slow."""
     clock_tolerance_ns: int = 2_000
@@ -107,6 +112,8 @@ class Thresholds:
     """† In this share of its collectives nobody of a group leaves before all have arrived."""
     equal_spread_ratio: float = 3.0
     """† Pairs of ranks that leave at most this × as far apart as the closest pair are one group with it."""
+    wall_clock_search_ns: int = 100_000_000
+    """† Within this of the wall clocks' offset sends and receives are looked for that end together."""
     coarse_clock_error_ns: int = 60_000_000_000
     """† Wall clocks of hosts may be wrong by this much (a minute), not more."""
     headline_explained_share: float = 0.75

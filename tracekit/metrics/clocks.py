@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
+from tracekit.metrics.coincidence import coincident
 from tracekit.metrics.lags import (
     AMBIGUOUS,
     FEWEST,
@@ -25,16 +26,14 @@ from tracekit.metrics.lags import (
     jitter_of,
     lag_at,
     overlap,
+    theil_sen,
 )
 from tracekit.metrics.pieces import pairs_by_pieces
 
 Int64 = NDArray[np.int64]
-Float = NDArray[np.float64]
 Ends = Mapping[object, Int64]
 """The ends of a capture's collectives by key, on its own clock."""
 
-SLOPES = 400
-"""Points that Theil-Sen takes slopes between: 80,000 pairs."""
 MOST_KEYS = 6
 """Kinds of collectives in which two captures are compared."""
 NEAREST, SPREAD = 12, 12
@@ -63,10 +62,12 @@ class ClockFit:
 
 SAME = ClockFit(offset_ns=0, drift=0.0, origin_ns=0, uncertainty_ns=None, method="same_capture")
 
-EXACT, CLEAR, BY_WALL_CLOCK = 0, 1, 2
-"""Grades of a fit: as exact as ends of one collective agree, and at one lag only; at one lag only; at the lag that the
-wall clocks chose."""
-GRADES = (EXACT, CLEAR, BY_WALL_CLOCK)
+EXACT, SENT, CLEAR, BY_WALL_CLOCK = 0, 1, 2, 3
+"""Grades of a fit: as exact as ends of one collective agree, and at one lag only; by sends and receives, as exact; at
+one lag only; at the lag that the wall clocks chose."""
+GRADES = (EXACT, SENT, CLEAR, BY_WALL_CLOCK)
+SENDS = "sends and receives"
+"""Key of the ends of all sends and receives of a capture, in no order that a lag could follow."""
 
 
 def fit_pair(ends: Ends, reference: Ends, coarse_ns: int | None, thresholds: Thresholds) -> ClockFit | None:
@@ -95,6 +96,9 @@ def _graded(
     exact = fit is not None and (fit.uncertainty_ns or 0) <= thresholds.clock_tolerance_ns
     if fit is not None and best is not None and best.clear and exact:
         return EXACT, fit
+    sent = _fit_by_sends(ends, reference, coarse_ns, thresholds)
+    if sent is not None:
+        return SENT, sent
     # Ends of one collective differ by no more than the tolerance: what fits worse is not one, or records are lost.
     pieced = _fit_by_pieces(ends, reference, coarse_ns, thresholds) if not exact else None
     if pieced is not None:
@@ -106,8 +110,16 @@ def _graded(
 
 def _shared_keys(ends: Ends, reference: Ends) -> list[object]:
     """Kinds of collectives that both have, those with most first."""
-    keys = sorted(ends.keys() & reference.keys(), key=lambda k: (-min(len(ends[k]), len(reference[k])), str(k)))
-    return keys[:MOST_KEYS]
+    both = (ends.keys() & reference.keys()) - {SENDS}
+    return sorted(both, key=lambda k: (-min(len(ends[k]), len(reference[k])), str(k)))[:MOST_KEYS]
+
+
+def _fit_by_sends(ends: Ends, reference: Ends, coarse_ns: int | None, thresholds: Thresholds) -> ClockFit | None:
+    """The clock at which sends and receives end together."""
+    if SENDS not in ends or SENDS not in reference:
+        return None
+    pairs = coincident(ends[SENDS], reference[SENDS], coarse_ns, thresholds)
+    return _fit(*pairs, thresholds) if pairs is not None and len(pairs[0]) >= FEWEST else None
 
 
 def _fit_by_pieces(ends: Ends, reference: Ends, coarse_ns: int | None, thresholds: Thresholds) -> ClockFit | None:
@@ -131,7 +143,7 @@ def _fit_by_pieces(ends: Ends, reference: Ends, coarse_ns: int | None, threshold
 def _pairs_near(ends: Ends, reference: Ends, best: Lagged) -> tuple[Int64, Int64]:
     """Ends of all keys paired by the lag that the best key's offset asks for."""
     own, other = [best.own], [best.other]
-    for key in sorted(ends.keys() & reference.keys(), key=str):
+    for key in sorted((ends.keys() & reference.keys()) - {SENDS}, key=str):
         a, b = ends[key], reference[key]
         if len(a) < FEWEST or len(b) < FEWEST:
             continue
@@ -150,7 +162,7 @@ def _fit(own: Int64, other: Int64, thresholds: Thresholds) -> ClockFit | None:
     difference = (own - other).astype(np.float64)
     origin = int(own[0])
     t = (own - origin).astype(np.float64)
-    slope = _theil_sen(t, difference)
+    slope = theil_sen(t, difference)
     flat = float(np.median(difference))
     level = float(np.median(difference - slope * t))
     residual = float(np.median(np.abs(difference - level - slope * t)))
@@ -166,16 +178,6 @@ def _fit(own: Int64, other: Int64, thresholds: Thresholds) -> ClockFit | None:
         uncertainty_ns=max(1, round(residual)),
         method="collectives",
     )
-
-
-def _theil_sen(t: Float, difference: Float) -> float:
-    """Median slope between points taken evenly: not swayed by collectives that were mismatched or interrupted."""
-    picked = np.unique(np.linspace(0, len(t) - 1, min(len(t), SLOPES)).astype(np.int64))
-    x, y = t[picked], difference[picked]
-    i, j = np.triu_indices(len(x), k=1)
-    apart = x[j] - x[i]
-    far = apart > (t[-1] - t[0]) / 10
-    return float(np.median((y[j] - y[i])[far] / apart[far])) if far.any() else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,9 @@ class Share:
     """Into the rank's `RankCollectives`."""
     start: Int64
     end: Int64
+    capture: int
+    doubt_ns: int
+    """About the clock of its capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +82,19 @@ class Beside:
 NOTHING = Beside(count=0, ends=0.0, starts=0.0, gap=0.0, nearest=False, together=0.0)
 
 
-def beside(own: Share, other: Share, tolerance_ns: float) -> Beside:
+def tolerance_of(own: Share, other: Share, thresholds: Thresholds) -> int:
+    """By how much the ends of one collective may differ on two ranks, in ns.
+
+    A clock that is known no better than to several times of that tells no groups apart: it does not make them one.
+    """
+    if own.capture == other.capture:
+        return thresholds.clock_tolerance_ns
+    return thresholds.clock_tolerance_ns + 3 * min(max(own.doubt_ns, other.doubt_ns), thresholds.clock_tolerance_ns)
+
+
+def beside(own: Share, other: Share, thresholds: Thresholds) -> Beside:
     """Pair by pair, or where records are lost, each beside the nearest."""
+    tolerance_ns = tolerance_of(own, other, thresholds)
     n, m = len(own.end), len(other.end)
     if not n or not m:
         return NOTHING
@@ -125,7 +139,7 @@ def nearest_to(among: Int64, t: Int64) -> NDArray[np.intp]:
 Group = list[Share]
 
 
-def leaving_together(shares: Sequence[Share], tolerance_ns: float, thresholds: Thresholds) -> list[Group]:
+def leaving_together(shares: Sequence[Share], thresholds: Thresholds) -> list[Group]:
     """The groups of ranks that one op tells apart, each rank once in a group; who is alone stays alone.
 
     Nor need streams be used first in the same order on all ranks, so that any role of a rank can be the one that ends
@@ -134,21 +148,24 @@ def leaving_together(shares: Sequence[Share], tolerance_ns: float, thresholds: T
     groups: list[Group] = []
     for share in shares:
         for group in groups:
-            if not _holds(group, share) and _within(beside(share, group[0], tolerance_ns), tolerance_ns, thresholds):
+            if not _holds(group, share) and _same(share, group[0], thresholds):
                 group.append(share)
                 break
         else:
             groups.append([share])
     alone = [group[0] for group in groups if len(group) == 1]
-    return [group for group in groups if len(group) > 1] + _alike(alone, tolerance_ns, thresholds)
+    return [group for group in groups if len(group) > 1] + _alike(alone, thresholds)
 
 
-def _within(pair: Beside, tolerance_ns: float, thresholds: Thresholds) -> bool:
+def _same(own: Share, other: Share, thresholds: Thresholds) -> bool:
+    """Whether two ranks' operations end at the same instants."""
+    pair = beside(own, other, thresholds)
     # Where records are lost, what has nothing to do with each other is a quarter of a gap apart.
-    return pair.agree(tolerance_ns) and (not pair.nearest or pair.ends <= pair.gap * thresholds.end_spread_share)
+    near = not pair.nearest or pair.ends <= pair.gap * thresholds.end_spread_share
+    return near and pair.agree(tolerance_of(own, other, thresholds))
 
 
-def _alike(shares: Sequence[Share], tolerance_ns: float, thresholds: Thresholds) -> list[Group]:
+def _alike(shares: Sequence[Share], thresholds: Thresholds) -> list[Group]:
     """Groups of ranks that arrive far apart and leave close together; of several such groups the closest."""
     groups: list[Group] = []
     for share in shares:
@@ -156,24 +173,24 @@ def _alike(shares: Sequence[Share], tolerance_ns: float, thresholds: Thresholds)
         for i, group in enumerate(groups):
             if _holds(group, share):
                 continue
-            pairs = [beside(share, each, tolerance_ns) for each in group[:REPRESENTATIVES]]
+            pairs = [beside(share, each, thresholds) for each in group[:REPRESENTATIVES]]
             if any(p.alike(thresholds) for p in pairs) and all(p.possible(thresholds) for p in pairs):
                 found.append((min(p.ends for p in pairs), i))
         if found:
             groups[min(found)[1]].append(share)
         else:
             groups.append([share])
-    return _joined(groups, tolerance_ns, thresholds)
+    return _joined(groups, thresholds)
 
 
-def _joined(groups: list[Group], tolerance_ns: float, thresholds: Thresholds) -> list[Group]:
+def _joined(groups: list[Group], thresholds: Thresholds) -> list[Group]:
     """Groups put into one where a pair of their members shows that they are."""
     result: list[Group] = []
     for group in groups:
         for other in result if len(groups) <= MOST_PAIRED else ():
             if any(_holds(other, share) for share in group):
                 continue
-            pairs = [beside(a, b, tolerance_ns) for a in group[:REPRESENTATIVES] for b in other[:REPRESENTATIVES]]
+            pairs = [beside(a, b, thresholds) for a in group[:REPRESENTATIVES] for b in other[:REPRESENTATIVES]]
             if any(p.alike(thresholds) for p in pairs) and all(p.possible(thresholds) for p in pairs):
                 other.extend(group)
                 break
@@ -186,9 +203,7 @@ def _holds(group: Group, share: Share) -> bool:
     return any(each.rank == share.rank for each in group)
 
 
-def corroborated(
-    by_op: Sequence[list[Group]], tolerance_ns: float, thresholds: Thresholds, *, whole: bool
-) -> list[list[Group]]:
+def corroborated(by_op: Sequence[list[Group]], thresholds: Thresholds, *, whole: bool) -> list[list[Group]]:
     """The groups of each op, with ranks put together that another op shows to be a group; ``by_op`` is left as it is.
 
     At some ops ranks arrive as close to each other as they leave: they say nothing themselves. Where no op says
@@ -199,44 +214,42 @@ def corroborated(
         for group in groups:
             if len(group) > 1:
                 ranks = tuple(sorted(share.rank for share in group))
-                known[ranks] = max(known.get(ranks, 0.0), _spread(group, tolerance_ns))
+                known[ranks] = max(known.get(ranks, 0.0), _spread(group, thresholds))
     result = []
     for groups in by_op:
         alone = [group[0] for group in groups if len(group) == 1]
         kept = [group for group in groups if len(group) > 1]
         for ranks in sorted(known, key=lambda ranks: (-len(ranks), ranks)):
             group = [share for share in alone if share.rank in ranks]
-            limit = max(tolerance_ns, 2 * known[ranks])
-            if len(group) == len({share.rank for share in group}) > 1 and _all_near(
-                group, limit, tolerance_ns, thresholds
-            ):
+            limit = 2 * known[ranks]
+            if len(group) == len({share.rank for share in group}) > 1 and _all_near(group, limit, thresholds):
                 kept.append(group)
                 alone = [share for share in alone if share not in group]
         if whole and not known and 1 < len(alone) <= MOST_PAIRED:
-            kept += _equally_close(alone, tolerance_ns, thresholds)
+            kept += _equally_close(alone, thresholds)
             alone = []
         result.append(kept + [[share] for share in alone])
     return result
 
 
-def _spread(group: Group, tolerance_ns: float) -> float:
+def _spread(group: Group, thresholds: Thresholds) -> float:
     """How far apart the first members leave, ns."""
-    return max(beside(share, group[0], tolerance_ns).ends for share in group[1 : REPRESENTATIVES + 1])
+    return max(beside(share, group[0], thresholds).ends for share in group[1 : REPRESENTATIVES + 1])
 
 
-def _all_near(group: Group, limit_ns: float, tolerance_ns: float, thresholds: Thresholds) -> bool:
-    pairs = [beside(share, group[0], tolerance_ns) for share in group[1:]]
+def _all_near(group: Group, limit_ns: float, thresholds: Thresholds) -> bool:
+    pairs = [beside(share, group[0], thresholds) for share in group[1:]]
     return all(p.count >= FEW and p.ends <= limit_ns and p.possible(thresholds) for p in pairs)
 
 
-def _equally_close(shares: Sequence[Share], tolerance_ns: float, thresholds: Thresholds) -> list[Group]:
+def _equally_close(shares: Sequence[Share], thresholds: Thresholds) -> list[Group]:
     """Groups of ranks that are about as far apart as the closest two, and far closer than one end is to the next."""
     pairs = [
         (p.ends, i, j)
         for i in range(len(shares))
         for j in range(i + 1, len(shares))
         if shares[i].rank != shares[j].rank
-        and (p := beside(shares[i], shares[j], tolerance_ns)).count >= FEW
+        and (p := beside(shares[i], shares[j], thresholds)).count >= FEW
         and p.possible(thresholds)
         and p.ends <= p.gap * thresholds.end_spread_share / 4
     ]

@@ -45,7 +45,9 @@ class Clocks:
         return NONE if self.fits[rank] is not None else self.capture[rank]
 
     def doubt_ns(self, ranks: Sequence[int]) -> int:
-        """The largest uncertainty of these ranks' clocks."""
+        """The largest uncertainty of these ranks' clocks; 0 where all of them are on one."""
+        if len({self.capture[rank] for rank in ranks}) < 2:
+            return 0
         return max((c.uncertainty_ns or 0 for rank in ranks if (c := self.fits[rank]) is not None), default=0)
 
 
@@ -75,8 +77,7 @@ def match(
             result += [
                 make.matched([s for s in shares if s.key == key]) for key in dict.fromkeys(s.key for s in shares)
             ]
-    tolerance = max((make.tolerance_ns([s.rank for s in g]) for groups in nameless for g in groups), default=0)
-    for groups in corroborated(nameless, tolerance, thresholds, whole=whole):
+    for groups in corroborated(nameless, thresholds, whole=whole):
         result += [make.matched(group) for group in make.across_domains(groups)]
     return tuple(sorted(result, key=lambda kind: (str((kind.communicator, kind.op)), kind.role, kind.members)))
 
@@ -113,18 +114,22 @@ class _Matching:
         if clock is not None:
             start, end = clock.to_reference(start), clock.to_reference(end)
         order = np.argsort(end, kind="stable")
-        return Share(rank=rank, key=key, index=self._kinds[rank][key][order], start=start[order], end=end[order])
-
-    def tolerance_ns(self, ranks: Sequence[int]) -> int:
-        """By how much the ends of one collective may differ on these ranks, clocks included."""
-        return self._thresholds.clock_tolerance_ns + 3 * self._clocks.doubt_ns(ranks)
+        return Share(
+            rank=rank,
+            key=key,
+            index=self._kinds[rank][key][order],
+            start=start[order],
+            end=end[order],
+            capture=self._clocks.capture[rank],
+            doubt_ns=(clock.uncertainty_ns or 0) if clock is not None else 0,
+        )
 
     def apart(self, shares: Sequence[Share]) -> list[Group]:
         """Groups of ranks that communicate, told by who leaves together: only on one clock can that be told."""
         groups: list[Group] = []
         for domain in dict.fromkeys(self._clocks.domain(s.rank) for s in shares):
             here = [s for s in shares if self._clocks.domain(s.rank) == domain]
-            groups += leaving_together(here, self.tolerance_ns([s.rank for s in here]), self._thresholds)
+            groups += leaving_together(here, self._thresholds)
         return groups
 
     def across_domains(self, groups: Sequence[Group]) -> list[Group]:
@@ -170,8 +175,7 @@ class _Matching:
         result: list[Matched] = []
         for domain in dict.fromkeys(self._clocks.domain(s.rank) for s in shares):
             here = [s for s in shares if self._clocks.domain(s.rank) == domain]
-            tolerance = self.tolerance_ns([s.rank for s in here])
-            for each in exchanges(here, tolerance, self._thresholds):
+            for each in exchanges(here, self._thresholds):
                 doubt = self._clocks.doubt_ns([s.rank for s in each.shares])
                 result.append(
                     self._built(

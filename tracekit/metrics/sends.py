@@ -7,14 +7,14 @@ communicator: parts of unequal size end apart, but nobody is done before all hav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
-from tracekit.metrics.groups import FEW_ARRIVALS, Share, beside, nearest_to
+from tracekit.metrics.groups import FEW_ARRIVALS, Share, beside, nearest_to, tolerance_of
 from tracekit.timeline import NONE
 
 Int64 = NDArray[np.int64]
@@ -41,17 +41,17 @@ class Exchange:
     """Between two ranks of more."""
 
 
-def exchanges(shares: Sequence[Share], tolerance_ns: int, thresholds: Thresholds) -> list[Exchange]:
+def exchanges(shares: Sequence[Share], thresholds: Thresholds) -> list[Exchange]:
     """The exchanges of one communicator, or of all ranks where none is named, on one clock."""
     merged = _merged(shares)
     if len(merged) < 2:
         return [_in_order(merged, meets=False)]
-    if len(merged) > 2 and _all_at_once(merged, tolerance_ns, thresholds):
+    if len(merged) > 2 and _all_at_once(merged, thresholds):
         return [_in_order(merged, meets=True)]
-    pairs = _pairs(merged, tolerance_ns) if len(merged) <= MOST_RANKS else []
+    pairs = _pairs(merged, thresholds) if len(merged) <= MOST_RANKS else []
     if pairs:
         return pairs
-    if len(merged) == 2 and _one_pair(merged[0], merged[1], tolerance_ns, thresholds):
+    if len(merged) == 2 and _one_pair(merged[0], merged[1], thresholds):
         return [_in_order(merged, meets=True)]
     return [_in_order(merged, meets=False)]
 
@@ -62,11 +62,10 @@ def _merged(shares: Sequence[Share]) -> list[Share]:
     for share in shares:
         by_rank.setdefault(share.rank, []).append(share)
     result = []
-    for rank in sorted(by_rank):
-        own = by_rank[rank]
+    for _, own in sorted(by_rank.items()):
         index, start, end = (np.concatenate([getattr(s, name) for s in own]) for name in ("index", "start", "end"))
         order = np.argsort(end, kind="stable")
-        result.append(Share(rank=rank, key=own[0].key, index=index[order], start=start[order], end=end[order]))
+        result.append(replace(own[0], index=index[order], start=start[order], end=end[order]))
     return result
 
 
@@ -87,7 +86,7 @@ def _in_order(shares: Sequence[Share], *, meets: bool) -> Exchange:
     )
 
 
-def _all_at_once(shares: Sequence[Share], tolerance_ns: int, thresholds: Thresholds) -> bool:
+def _all_at_once(shares: Sequence[Share], thresholds: Thresholds) -> bool:
     """Whether each k-th operation is an exchange of all: as many everywhere, nobody leaves before all are there."""
     counts = {len(share.index) for share in shares}
     if len(counts) != 1 or counts.pop() < FEW_ARRIVALS:
@@ -95,18 +94,21 @@ def _all_at_once(shares: Sequence[Share], tolerance_ns: int, thresholds: Thresho
     orders = [np.argsort(share.index, kind="stable") for share in shares]
     start = np.stack([share.start[order] for share, order in zip(shares, orders, strict=True)])
     end = np.stack([share.end[order] for share, order in zip(shares, orders, strict=True)])
-    together = end.min(axis=0) + tolerance_ns >= start.max(axis=0)
+    tolerance = max(tolerance_of(shares[0], share, thresholds) for share in shares)
+    together = end.min(axis=0) + tolerance >= start.max(axis=0)
     return bool(np.mean(together) >= thresholds.together_share)
 
 
-def _pairs(shares: Sequence[Share], tolerance_ns: int) -> list[Exchange]:
+def _pairs(shares: Sequence[Share], thresholds: Thresholds) -> list[Exchange]:
     """The pairs of ranks whose operations end at the same instants."""
     found = []
     for a, b in combinations(shares, 2):
         if not len(a.end) or not len(b.end):
             continue
         near = nearest_to(b.end, a.end)
-        both = (nearest_to(a.end, b.end)[near] == np.arange(len(a.end))) & (np.abs(b.end[near] - a.end) <= tolerance_ns)
+        both = (nearest_to(a.end, b.end)[near] == np.arange(len(a.end))) & (
+            np.abs(b.end[near] - a.end) <= tolerance_of(a, b, thresholds)
+        )
         count = int(np.count_nonzero(both))
         if count < FEWEST_SENT or 4 * count < min(len(a.end), len(b.end)):
             continue
@@ -123,7 +125,7 @@ def _pairs(shares: Sequence[Share], tolerance_ns: int) -> list[Exchange]:
     return found
 
 
-def _one_pair(a: Share, b: Share, tolerance_ns: int, thresholds: Thresholds) -> bool:
+def _one_pair(a: Share, b: Share, thresholds: Thresholds) -> bool:
     """Whether two ranks that nobody else sends to exchange with each other: as many, and in step."""
-    pair = beside(a, b, tolerance_ns)
+    pair = beside(a, b, thresholds)
     return len(a.end) == len(b.end) and pair.count >= FEW_ARRIVALS and pair.possible(thresholds)

@@ -30,6 +30,9 @@ class Arrivals:
     """(ranks, steps) exposed ns that a rank waited."""
     caused: Float
     """(ranks, steps) exposed ns that the others waited for the rank."""
+    pushed: Float
+    """(ranks, steps) exposed ns that a rank would not have had without waiting: compute can hide the waiting and leave
+    the transfer behind it exposed."""
     last: Float
     """(ranks, steps) collectives in which the rank arrived last; of a tie each has its part."""
     late: tuple[Int64, ...]
@@ -40,7 +43,9 @@ class Arrivals:
     def columns(self, picked: Sequence[int]) -> Arrivals:
         """Sums over the picked steps only; ``late`` stays that of all."""
         at = list(picked)
-        return replace(self, own=self.own[:, at], caused=self.caused[:, at], last=self.last[:, at])
+        return replace(
+            self, own=self.own[:, at], caused=self.caused[:, at], pushed=self.pushed[:, at], last=self.last[:, at]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +100,7 @@ def arrivals(
     """Sum up who waited and who was waited for, in the ``steps`` columns that each rank's windows belong to."""
     n = len(tracks)
     own, caused = np.zeros((n, steps)), np.zeros((n, steps))
-    last = np.zeros((n, steps))
+    last, pushed = np.zeros((n, steps)), np.zeros((n, steps))
     kinds: list[_Seen] = []
     late: list[list[Int64]] = [[np.empty(0, np.int64)] for _ in tracks]
     for collective in matched:
@@ -107,6 +112,7 @@ def arrivals(
         kinds.append(seen)
         for row, member in enumerate(seen.members.tolist()):
             np.add.at(own[member], seen.step, seen.exposed[row])
+            np.add.at(pushed[member], seen.step, seen.pushed[row])
             np.add.at(last[member], seen.step, seen.part[row])
             late[member].append(seen.index[row, seen.part[row] > 0])
     if len({tuple(kind.members.tolist()) for kind in kinds}) == 1:
@@ -119,6 +125,7 @@ def arrivals(
     return Arrivals(
         own=own,
         caused=caused,
+        pushed=pushed,
         last=last,
         late=tuple(np.concatenate(parts) for parts in late),
         peers=_peers(n, matched),
@@ -172,6 +179,8 @@ class _Seen:
     """(k,) whether the arrivals can be told apart."""
     exposed: Int64
     """(members, k) ns waited without compute beside it; 0 where arrivals cannot be told apart."""
+    pushed: Int64
+    """(members, k) exposed ns, of waiting or of what it puts off; 0 where arrivals cannot be told apart."""
 
 
 def _seen(
@@ -197,6 +206,7 @@ def _seen(
     tied = told & (waited <= doubt_ns)
     members = np.asarray(kind.members)
     exposed = np.stack([waits[m].exposed_wait[index[row]] for row, m in enumerate(kind.members)])
+    whole = np.stack([found[m].exposed[index[row]] for row, m in enumerate(kind.members)])
     return _Seen(
         members=members,
         index=index,
@@ -206,6 +216,7 @@ def _seen(
         spread=spread,
         told=told,
         exposed=np.where(told, exposed, 0),
+        pushed=np.where(told, np.minimum(whole, waited), 0),
     )
 
 
@@ -246,13 +257,19 @@ def arithmetic(
     step_ns: float,
     steps: int,
     thresholds: Thresholds,
+    pushed_ns: float = 0.0,
 ) -> Suspicion:
-    """Judge from waits alone: ``own`` and ``caused`` are ns by rank over all ``steps`` of ``step_ns``."""
+    """Judge from waits alone: ``own`` and ``caused`` are ns by rank over all ``steps`` of ``step_ns``.
+
+    ``pushed_ns`` is the exposed time of all ranks that there would not be without waiting.
+    """
     n = len(own)
     everything = float(caused.sum())
     share = caused / everything if everything else np.zeros(n)
     wait_share = everything / n / max(steps, 1) / step_ns if step_ns and n else 0.0
-    verdict, rows = _verdict(wait_share, share, own, thresholds)
+    pushed = pushed_ns / n / max(steps, 1) / step_ns if step_ns and n else 0.0
+    matters = wait_share >= thresholds.wait_share or (everything > 0 and pushed >= thresholds.pushed_share)
+    verdict, rows = _verdict(share, own, thresholds) if matters else ("none", ())
     return Suspicion(
         wait_share=wait_share,
         caused_share=tuple(share.tolist()),
@@ -263,8 +280,8 @@ def arithmetic(
     )
 
 
-def _verdict(wait_share: float, share: Float, own: Float, thresholds: Thresholds) -> tuple[str, tuple[int, ...]]:
-    if wait_share < thresholds.wait_share or len(share) < 2:
+def _verdict(share: Float, own: Float, thresholds: Thresholds) -> tuple[str, tuple[int, ...]]:
+    if len(share) < 2:
         return "none", ()
     worst = int(np.argmax(share))
     if share[worst] >= thresholds.persistent_share:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.accounting import Covers, mean
-from tracekit.metrics.clocks import Alignment, ClockFit, align_captures
+from tracekit.metrics.clocks import SENDS, Alignment, ClockFit, align_captures
 from tracekit.metrics.groups import Key
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.lateness import StepMatrix, idle_in_data, row_means
@@ -96,6 +96,8 @@ def measure_clocks(
             if key[1] in FINISH_TOGETHER and len(index) > len(mine.get(key, ())):
                 # In order of end: of several streams, what starts first need not end first.
                 mine[key] = np.sort(track.ops.end[each.row[index]])
+            if key[1] == "send_recv":
+                mine[SENDS] = np.append(mine.get(SENDS, index[:0]), track.ops.end[each.row[index]])
     starts = [timeline.captures[c].start_epoch_ns for c in order]
     coarse = [starts[0] - s if s is not None and starts[0] is not None else None for s in starts]
     return align_captures(ends, coarse, thresholds)
@@ -306,6 +308,7 @@ def blame(
         mean(accounts or totals).wall_ns,
         max(len(numbers), 1),
         thresholds,
+        float(counted.pushed.sum()),
     )
     told = verdicts(
         Evidence(
@@ -317,6 +320,7 @@ def blame(
             matrix=matrix,
             windows=windows,
             numbers=tuple(numbers),
+            columns=tuple(columns),
             step_ns=mean(accounts or totals).wall_ns,
             hosts=[host_of(timeline, track) for track in tracks],
             chained=chains(len(tracks), together.matched),

@@ -58,6 +58,8 @@ class Evidence:
     windows: Sequence[Windows]
     numbers: tuple[int, ...]
     """Of the steps; () where the whole capture counts as one."""
+    columns: tuple[int, ...]
+    """What ``windows`` call these steps."""
     step_ns: float
     hosts: Sequence[str]
     chained: Bool
@@ -65,25 +67,38 @@ class Evidence:
     thresholds: Thresholds
 
     def pattern(self, rows: Sequence[int]) -> Pattern | None:
-        """In which steps ranks are late, by what each of the others waits for them."""
+        """In which steps ranks are late: by their own work, where that explains it; else by what others wait for them.
+
+        What others wait can lie in the step after: compute hides it for a while.
+        """
         if len(self.numbers) < 2:
             return None
         waiting = np.maximum(self.matrix.others() - (len(rows) - 1), 1)
         late = self.arrivals.caused[list(rows)].sum(axis=0) / waiting
+        beside = compared(self.arrivals.peers, rows[0])
+        others = beside[~np.isin(beside, rows)]
+        if len(others):
+            busy = self.matrix.compute + self.matrix.idle
+            more = np.nan_to_num(busy[list(rows)].mean(axis=0) - np.nanmedian(busy[others], axis=0))
+            if np.maximum(more, 0.0).sum() >= self.thresholds.explained_share * late.sum():
+                late = more
         return pattern_of(late, self.numbers, self.step_ns, self.thresholds)
 
     def in_steps(self, pattern: Pattern | None) -> Evidence:
         """What is known of the steps of a pattern alone."""
-        if pattern is None or len(pattern.steps) in {0, len(self.numbers)}:
+        if pattern is None or pattern.kind is None or len(pattern.steps) == len(self.numbers):
             return self
         at = [self.numbers.index(number) for number in pattern.steps]
-        arrivals = self.arrivals.columns(at)
+        columns = tuple(self.columns[i] for i in at)
+        # All that was waited for them, as if in these steps: it can lie in the ones after.
+        caused = np.repeat(self.arrivals.caused.sum(axis=1, keepdims=True) / len(at), len(at), axis=1)
         return replace(
             self,
-            arrivals=replace(arrivals, late=self._late_in(at)),
+            arrivals=replace(self.arrivals.columns(at), caused=caused, late=self._late_in(columns)),
             matrix=self.matrix.columns(at),
-            windows=[each.only(at) for each in self.windows],
+            windows=[each.only(columns) for each in self.windows],
             numbers=pattern.steps,
+            columns=columns,
         )
 
     def _late_in(self, columns: Sequence[int]) -> tuple[Int64, ...]:
@@ -123,11 +138,39 @@ def verdicts(evidence: Evidence) -> tuple[Verdict, ...]:
         return tuple(told) if cause != SILENT else ()
     row = suspicion.ranks[0]
     pattern = evidence.pattern((row,))
+    turns = _in_turn(evidence, pattern)
+    if turns:
+        return turns
     why = _reasons(evidence.in_steps(pattern))(row, (row,))
     if why.cause == SILENT:
         return ()
     verdict = "undecided" if _open(why, evidence.arrivals.caused[row]) else suspicion.verdict
     return (Verdict(row=row, verdict=verdict, cause=why.cause, why=why, pattern=pattern),)
+
+
+def _in_turn(evidence: Evidence, pattern: Pattern | None) -> tuple[Verdict, ...]:
+    """Ranks that are the latest of a step in turn, for a reason that shows; () where one is late on its own pattern.
+
+    In a few steps chance gives one of them half of the waiting.
+    """
+    caused, thresholds = evidence.arrivals.caused, evidence.thresholds
+    if pattern is None or pattern.kind is not None or len(evidence.numbers) < FEWEST_TURNS:
+        return ()
+    matters = caused.sum(axis=0) / len(caused) >= thresholds.wait_share * evidence.step_ns
+    latest = np.bincount(np.argmax(caused[:, matters], axis=0), minlength=len(caused))
+    if np.count_nonzero(latest) < 2:
+        return ()
+    cause = why_rotating(evidence.arrivals, evidence.matrix, thresholds)
+    if cause in {SILENT, "unknown"}:
+        return ()
+    share = np.array(evidence.suspicion.caused_share)
+    rows = np.flatnonzero(share >= thresholds.turn_share).tolist()
+    told = [Verdict(row=row, verdict="rotating", cause=cause, why=None) for row in rows]
+    return tuple(told) if len(told) > 1 else ()
+
+
+FEWEST_TURNS = 4
+"""Steps in which turns can show."""
 
 
 def _reasons(evidence: Evidence) -> Callable[[int, Sequence[int]], Lateness]:
@@ -173,10 +216,14 @@ def _late_alike(evidence: Evidence) -> tuple[Verdict, ...]:
     share = sum(suspicion.caused_share[row] for row in (*rows, *behind))
     if len(rows) + len(behind) < 2 or not rows or share < thresholds.persistent_share:
         return ()
+    named = [each for each in told if each.cause != "unknown"]
+    if named and len(named) < len(told):  # who is late without a reason of its own is late with who has one
+        told = [each for each in told if each in named or not evidence.chained[each.row, [n.row for n in named]].any()]
+        rows = [each.row for each in told]
     hosts = _whole_hosts(rows, evidence.hosts)
     if hosts and all(each.cause == "slow_compute" for each in told):
         return tuple(replace(each, hosts=hosts) for each in told)
-    if any(_half_of_peers(row, rows, evidence.arrivals.peers) for row in rows):
+    if len(rows) > 1 and any(_half_of_peers(row, rows, evidence.arrivals.peers) for row in rows):
         return tuple(_of_group(each) for each in told)
     caused = evidence.arrivals.caused[rows].sum(axis=0)
     return tuple(replace(each, verdict="undecided") if _open(each.why, caused) else each for each in told)

@@ -40,11 +40,14 @@ class StageImbalance:
         others = median([ns for rank, ns in compute.items() if rank not in ranks] or [0])
         ratio = median(compute[rank] for rank in ranks) / others if others else None
         cost = context.ledger.claim(waiting, at_most_ns=sum(s.wait_caused_ns for s in group))
-        more = "have more to compute" if ratio is None else f"compute {100 * (ratio - 1):.0f} % more"
+        several, whom = len(ranks) > 1, "them" if len(ranks) > 1 else "it"
+        more = (
+            f"compute{'' if several else 's'} {100 * (ratio - 1):.0f} % more" if ratio is not None else "have more work"
+        )
         return Finding(
             rule=self.code,
             severity=context.severity(cost),
-            title=f"{ranks_in_words(group).capitalize()} {more} than the others, which wait for them",
+            title=f"{ranks_in_words(group).capitalize()} {more} than the others, which wait for {whom}",
             ranks=ranks,
             steps=context.steps,
             cost_ns=cost,
@@ -73,7 +76,7 @@ class StageImbalance:
         compute = {rank.rank: rank.totals.compute_ns for rank in context.ranks}
         by_stage = [median(compute[rank] for rank in stage) for stage in context.stages]
         ratio = max(by_stage) / median(by_stage) if median(by_stage) else 1.0
-        if ratio < context.thresholds.slow_compute_ratio:
+        if ratio < context.thresholds.stage_ratio:
             return
         slowest = context.stages[by_stage.index(max(by_stage))]
         yield Finding(
@@ -89,7 +92,7 @@ class StageImbalance:
                     metric="compute of the slowest stage over the median stage",
                     value=round(ratio, 4),
                     unit="x",
-                    threshold=context.thresholds.slow_compute_ratio,
+                    threshold=context.thresholds.stage_ratio,
                 ),
             ),
             fix="Move layers from this stage to others; the first and last also carry embeddings and the loss.",
