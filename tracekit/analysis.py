@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tracekit.errors import NoGpuWorkError, UsageError
+from tracekit.metrics.attribution import Blame, blame, host_of, network_of, with_caused_waits, with_slow_links
 from tracekit.metrics.bubbles import with_causes
 from tracekit.metrics.collectives import collectives
 from tracekit.metrics.efficiency import efficiency
@@ -16,7 +17,6 @@ from tracekit.metrics.hangs.from_captures import evidence_of, may_stand_still
 from tracekit.metrics.host import host_ranks
 from tracekit.metrics.identity import communicator_sizes
 from tracekit.metrics.lags import FEWEST
-from tracekit.metrics.links import links
 from tracekit.metrics.matching import FINISH_TOGETHER
 from tracekit.metrics.memory import memory as memory_account
 from tracekit.metrics.one_rank import RankMeasures, measure_ranks, rank_result
@@ -28,15 +28,11 @@ from tracekit.metrics.run import run_facts
 from tracekit.metrics.sharding import sharding
 from tracekit.metrics.steady import steady_steps, steady_windows
 from tracekit.metrics.together import (
-    Blame,
     Together,
-    blame,
     clock_of,
     coarse_offset,
-    host_of,
     put_together,
     stages,
-    with_caused_waits,
     with_common_numbers,
     with_wall_clock_notes,
 )
@@ -121,11 +117,21 @@ def examine(
         [m.steps for m in measured], options.thresholds, options.skip_warmup, all_of_them=options.steps is not None
     )
     verdict = blame(timeline, measured, together, steady, options.thresholds)
+    network = network_of(timeline, measured, together) if options.rules or verdict.unexplained else ()
+    verdict = with_slow_links(verdict, network, tracks, options.thresholds)
     ranks = _ranks(timeline, measured, together, verdict, steady)
     windows = [m.window for m in measured]
     chosen = [steady_windows(m.steps, steady) for m in measured]
-    hosts = [host_of(timeline, track) for track in tracks]
-    table = collectives(tracks, found, covers, windows, together.matched, chosen, hosts, world_size=job.size)
+    table = collectives(
+        tracks,
+        found,
+        covers,
+        windows,
+        together.matched,
+        chosen,
+        [host_of(timeline, t) for t in tracks],
+        world_size=job.size,
+    )
     hang = _hang(timeline, options)
     findings: tuple[Finding, ...] = ()
     skipped: tuple[SkippedRule, ...] = ()
@@ -144,7 +150,7 @@ def examine(
             steady=steady,
             collectives=table,
             stragglers=verdict.stragglers,
-            links=links(hosts, tracks, found, together.waits, together.matched),
+            links=network,
             stages=stages(tracks, found, verdict.arrivals.peers),
             waits_told=any(bool(np.any(w.wait >= 0)) for w in together.waits),
             world=job,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.metrics.bubbles import Lost
-from tracekit.metrics.links import Link
+from tracekit.metrics.links import Link, slow_links
 from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding, Severity, SkippedRule, Straggler
 from tracekit.rules.base import Context
 from tracekit.rules.stragglers import ALL_CAPTURES, ONE_RANK, ranks_in_words, waiting
 
 NO_SIZES = "no message sizes in the captures"
+RANKS_MISSING = "not all ranks were captured: a missing one may arrive late"
 WITH_SIZES = "nsys 2024.6 or newer, nsys export --include-blobs=true"
 
 
@@ -99,13 +99,6 @@ class StageImbalance:
         )
 
 
-def _median_without(ordered: Sequence[float], left_out: int) -> float:
-    """The median of sorted values but for the one at ``left_out``."""
-    n = len(ordered) - 1
-    low, high = (ordered[i + (i >= left_out)] for i in ((n - 1) // 2, n // 2))
-    return (low + high) / 2
-
-
 class SlowLink:
     """TK207: one group of ranks transfers slowly while nobody arrives late."""
 
@@ -113,43 +106,24 @@ class SlowLink:
     title = "A link is slow"
 
     def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """Compares groups that run the same op on as many ranks with messages of the same size."""
+        """Compares groups that run the same op on as many ranks, of the same size or at the same places of the step."""
         if not context.waits_told:
             yield SkippedRule(rule=self.code, reason=ONE_RANK, capture_with=ALL_CAPTURES)
             return
-        known = [link for link in context.links if link.busbw_gbps]
-        if not known:
-            yield SkippedRule(
-                rule=self.code,
-                reason=NO_SIZES,
-                capture_with=WITH_SIZES,
-            )
+        if not any(link.busbw_gbps or link.step_transfer_ns for link in context.links):
+            yield SkippedRule(rule=self.code, reason=NO_SIZES, capture_with=WITH_SIZES)
             return
-        alike: dict[object, list[Link]] = {}
-        for link in known:
-            alike.setdefault((link.op, len(link.ranks), link.bytes, len(link.hosts)), []).append(link)
-        slow = [pair for links in alike.values() for pair in self._slow(links, context)]
+        slow = slow_links(context.links, context.thresholds)
         if slow:
             yield self._finding(context, slow)
-
-    def _slow(self, alike: Sequence[Link], context: Context) -> Iterator[tuple[Link, float]]:
-        """Of links that do the same work those with little of their peers' bus bandwidth, and not because of skew."""
-        bandwidths = sorted(link.busbw_gbps for link in alike if link.busbw_gbps)
-        if len(bandwidths) < 2:
-            return
-        for link in alike:
-            if not link.busbw_gbps or link.wait_share > context.thresholds.skew_share:
-                continue
-            own = bisect_left(bandwidths, link.busbw_gbps)
-            ratio = link.busbw_gbps / _median_without(bandwidths, own)
-            if ratio < context.thresholds.slow_link_ratio:
-                yield link, ratio
 
     def _finding(self, context: Context, slow: Sequence[tuple[Link, float]]) -> Finding:
         worst, ratio = min(slow, key=lambda pair: pair[1])
         windows = sum(max(len(rank.steps), 1) for rank in context.ranks)  # a link's figures are for the whole capture
         cost = sum(min(link.exposed_transfer_ns, _excess(link, r)) for link, r in slow) // windows
         cost = context.ledger.claim(lambda view: _transfers(view, slow), at_most_ns=cost)
+        for_it = sum(s.wait_caused_ns for s in context.stragglers if s.cause == "link")
+        cost += context.ledger.claim(waiting, at_most_ns=for_it) if for_it else 0
         ranks = tuple(sorted({rank for link, _ in slow for rank in link.ranks}))
         return Finding(
             rule=self.code,
@@ -160,14 +134,7 @@ class SlowLink:
             cost_ns=cost,
             gain_ns=None,
             evidence=(
-                Evidence(
-                    metric=f"bus bandwidth of {worst.op} over its peers'",
-                    value=round(ratio, 4),
-                    unit="x",
-                    threshold=context.thresholds.slow_link_ratio,
-                ),
-                Evidence(metric="bus bandwidth", value=round(worst.busbw_gbps or 0.0, 2), unit="GB/s"),
-                *_peak(worst),
+                *_speed(worst, ratio, context.thresholds.slow_link_ratio),
                 Evidence(
                     metric="waiting over transfer",
                     value=round(worst.wait_share, 4),
@@ -182,8 +149,16 @@ class SlowLink:
         )
 
 
-def _peak(link: Link) -> Iterable[Evidence]:
-    """The peak of the link, where the GPU and the way between the ranks are known."""
+def _speed(link: Link, ratio: float, limit: float) -> Iterable[Evidence]:
+    """How fast the link is, its peers, and its peak where the GPU and the way between the ranks are known."""
+    if link.busbw_gbps is None:
+        metric = f"transfer time of its peers' {link.op}s over its own, same places of the step"
+        yield Evidence(metric=metric, value=round(ratio, 4), unit="x", threshold=limit)
+        yield Evidence(metric="median transfer", value=round(link.transfer_ns / 1e6, 3), unit="ms")
+        return
+    metric = f"bus bandwidth of {link.op} over its peers'"
+    yield Evidence(metric=metric, value=round(ratio, 4), unit="x", threshold=limit)
+    yield Evidence(metric="bus bandwidth", value=round(link.busbw_gbps, 2), unit="GB/s")
     if link.peak_gbps:
         yield Evidence(metric="NVLink peak, one direction", value=link.peak_gbps, unit="GB/s")
 
@@ -200,27 +175,28 @@ class NetworkJitter:
     title = "The network is jittery"
 
     def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """p95 over median transfer of the same op and size, with little waiting."""
+        """p95 over median transfer of the same op and size, or at the same place of the step, with little waiting."""
         if not context.waits_told:
             yield SkippedRule(rule=self.code, reason=ONE_RANK, capture_with=ALL_CAPTURES)
             return
+        if not context.world.complete:
+            yield SkippedRule(rule=self.code, reason=RANKS_MISSING, capture_with=ALL_CAPTURES)
+            return
         thresholds = context.thresholds
-        if context.links and all(link.bytes is None for link in context.links):
+        if context.links and all(link.jitter is None for link in context.links):
             yield SkippedRule(rule=self.code, reason=NO_SIZES, capture_with=WITH_SIZES)
             return
         jittery = [
-            link
+            (link, link.jitter)
             for link in context.links
             if link.count >= thresholds.jitter_count
-            and link.bytes is not None
-            and link.transfer_ns > 0
-            and link.transfer_p95_ns >= thresholds.jitter_ratio * link.transfer_ns
+            and link.jitter is not None
+            and link.jitter >= thresholds.jitter_ratio
             and link.wait_share <= thresholds.skew_share
         ]
         if not jittery:
             return
-        worst = max(jittery, key=lambda link: link.transfer_p95_ns / link.transfer_ns)
-        ratio = worst.transfer_p95_ns / worst.transfer_ns
+        worst, ratio = max(jittery, key=lambda pair: pair[1])
         yield Finding(
             rule=self.code,
             severity=Severity.INFO,
