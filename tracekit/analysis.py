@@ -101,8 +101,7 @@ def examine(
             f"--step-marker {options.step_marker!r}: no NVTX range of this name holds the launch of a kernel",
             hint="tracekit info CAPTURE lists the ranges by name.",
         )
-    found = [m.collectives for m in measured]
-    covers = [m.covers for m in measured]
+    found, covers = [m.collectives for m in measured], [m.covers for m in measured]
     together = put_together(timeline, tracks, found, covers, options.thresholds, align=options.align)
     measured = with_wall_clock_notes(timeline, with_common_numbers(measured, together), together, options.thresholds)
     views: tuple[RankView, ...] = ()
@@ -120,8 +119,7 @@ def examine(
     network = network_of(timeline, measured, together) if options.rules or verdict.unexplained else ()
     verdict = with_slow_links(verdict, network, tracks, options.thresholds)
     ranks = _ranks(timeline, measured, together, verdict, steady)
-    windows = [m.window for m in measured]
-    chosen = [steady_windows(m.steps, steady) for m in measured]
+    windows, chosen = [m.window for m in measured], [steady_windows(m.steps, steady) for m in measured]
     table = collectives(
         tracks,
         found,
