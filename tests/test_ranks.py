@@ -57,6 +57,11 @@ FILE_NAMES = {
     ("128rank.0.sqlite", "128rank.1.sqlite"): [0, 1],
     ("128rank-0.sqlite", "128rank-5.sqlite"): [0, 5],
     ("node0_gpu0_rank0.sqlite", "node1_gpu0_rank8.sqlite"): [0, 8],
+    # Versions and dates beside a rank.
+    ("nsight-2025.5.2.rank3.sqlite",): [3],
+    ("nsight-2025.5.2.rank0.sqlite", "nsight-2025.5.2.rank1.sqlite"): [0, 1],
+    ("job.2025-12-01.3.sqlite",): [3],
+    ("nsys2024.6_0.sqlite", "nsys2024.6_1.sqlite"): [0, 1],
     # Between dots: the number that is not the job's.
     ("report.0.sqlite", "report.7.sqlite"): [0, 7],
     ("job.123456.0.sqlite", "job.123456.1.sqlite"): [0, 1],
@@ -108,6 +113,17 @@ def test_rank_by_file_name(names: tuple[str, ...], ranks: list[int], tmp_path: P
         ("run1_try3.sqlite", "run2_try4.sqlite"),  # two numbers differ
         ("20260131.sqlite", "20260201.sqlite"),  # dates
         ("run_1769900000.sqlite", "run_1769900001.sqlite"),  # times
+        ("nsight-2025.5.2.sqlite",),  # versions
+        ("nsight.2025.5.2.sqlite",),
+        ("cuda12.8.sqlite",),
+        ("nsys2024.6.2.sqlite", "nsys2024.6.3.sqlite"),
+        ("torch-2.7.sqlite", "torch-2.8.sqlite"),
+        ("trace.2025.sqlite",),  # a year
+        ("trace_2025-12-01.sqlite", "trace_2025-12-02.sqlite"),
+        ("trace_12-30-05.sqlite", "trace_12-30-06.sqlite"),
+        ("report.4000.sqlite", "report.4001.sqlite"),  # the processes' own numbers
+        ("proc4000.sqlite",),
+        ("report.70000.sqlite",),
         ("rank99999999999999999999.sqlite",),
         ("rank٣.sqlite",),
     ],

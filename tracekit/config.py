@@ -59,6 +59,12 @@ class Thresholds:
     """† A host that launches nothing for so long does not run behind: it pauses."""
     pauses_share: float = 0.5
     """† What pauses a rank in more than this share of its steps is regular work, not a garbage collector."""
+    one_off_ratio: float = 3.0
+    """† A pause this × as long as the longest one of the median step is an event of its step, not regular work."""
+    repeated_pauses: int = 3
+    """† So many pauses between the same two operations are the program's own work, where no range marks steps."""
+    fewest_frees: int = 3
+    """† Fewer calls that give GPU memory back are no allocator that runs out of it."""
     data_gap_ns: int = 200_000
     """† A GPU that waits for its batch less than this (median over the waits) is fed well enough."""
     single_value_bytes: int = 64

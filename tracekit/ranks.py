@@ -10,8 +10,21 @@ from pathlib import PurePath
 from tracekit.readers.raw import LARGEST_RANK, RawCapture, RawTrack
 
 RANK_WORD = re.compile(r"(?<![a-z])(?<!local[-_.])(?:rank|proc)[-_.=]?([0-9]+)", re.IGNORECASE)
-DOTTED = re.compile(r".*\.([0-9]{1,6})\.")
-"""The last number between dots; what stands before it may be a date or a job."""
+DOTTED = re.compile(r"\.([0-9]{1,6})(?=\.)")
+"""A number between dots; the last one counts: what stands before it may be a date or a job."""
+NO_RANKS = re.compile(
+    r"(?<![0-9.])[0-9]+(?:\.[0-9]+)+"  # 2025.5.2, cuda12.8, v1.0: a version, unless dots set it off as in job.123456.7
+    r"|(?<![0-9])[0-9]+(?:\.[0-9]+){2,}"
+    r"|(?<![0-9])(?:19|20)[0-9]{2}[-_.]?[0-1][0-9][-_.]?[0-3][0-9]"
+    r"(?:[-_.T ]?[0-2][0-9][-_.:h]?[0-5][0-9](?:[-_.:m]?[0-5][0-9])?)?"
+    r"|(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])"
+    r"|(?<![0-9])[0-2][0-9][-:h][0-5][0-9][-:m][0-5][0-9](?![0-9])"
+)
+"""Versions, dates, years and times in file names."""
+LARGEST_BARE_RANK = 4096
+"""A number from here on that no word calls a rank is rather a process, a job or a time."""
+SMALLEST_PID = 64
+"""Below this a process's number can be its rank as well: in containers they count from 1."""
 NODE_AND_GPU = re.compile(r"(?:node|host)[-_.]?([0-9]+).*?(?:gpu|local_?rank|device|dev)[-_.]?([0-9]+)", re.IGNORECASE)
 NUMBER = re.compile(r"[0-9]+")
 TRUST = ("trainer_mark", "nccl_comm_init", "environment", "file_name", "order")
@@ -93,20 +106,32 @@ def _own_claim(capture: RawCapture, track: int) -> tuple[int | None, str]:
 def _ranks_from_files(captures: Sequence[RawCapture]) -> dict[int, int]:
     """Rank by capture, for captures of one rank each whose names tell it."""
     single = {c: PurePath(capture.info.path).name for c, capture in enumerate(captures) if len(capture.tracks) == 1}
-    told = _matches(RANK_WORD, single)
+    pids = {c: captures[c].tracks[0].pid for c in single}
+    told = {
+        c: rank
+        for c, name in single.items()
+        if (m := RANK_WORD.search(name)) and not _is_pid(rank := int(m[1]), pids[c]) and rank < LARGEST_RANK
+    }
     if len(set(told.values())) == len(single):
         return told
     grid = {c: (int(m[1]), int(m[2])) for c, name in single.items() if (m := NODE_AND_GPU.search(name))}
     if len(grid) > 1 and len(grid) == len(single):
         return _ranks_of_grid(grid)
-    dotted = _matches(DOTTED, single)
+    plain = {c: NO_RANKS.sub("~", name) for c, name in single.items()}
+    numbers = {c: [int(n) for n in DOTTED.findall(name)] for c, name in plain.items()}
+    dotted = {c: found[-1] for c, found in numbers.items() if found and _can_be_rank(found[-1], pids[c])}
     if len(set(dotted.values())) == len(single):
         return dotted
-    return _only_number_that_differs(single) or told or dotted
+    return _only_number_that_differs(plain, pids) or told or dotted
 
 
-def _matches(pattern: re.Pattern[str], names: dict[int, str]) -> dict[int, int]:
-    return {c: int(m[1]) for c, name in names.items() if (m := pattern.search(name)) and int(m[1]) < LARGEST_RANK}
+def _is_pid(number: int, pid: int) -> bool:
+    return number == pid and pid >= SMALLEST_PID
+
+
+def _can_be_rank(number: int, pid: int) -> bool:
+    """Of a number without a word that calls it a rank."""
+    return number < LARGEST_BARE_RANK and not _is_pid(number, pid)
 
 
 def _ranks_of_grid(grid: dict[int, tuple[int, int]]) -> dict[int, int]:
@@ -120,13 +145,14 @@ def _ranks_of_grid(grid: dict[int, tuple[int, int]]) -> dict[int, int]:
     return {c: (node - first_node) * width + gpu - first_gpu for c, (node, gpu) in grid.items()}
 
 
-def _only_number_that_differs(names: dict[int, str]) -> dict[int, int]:
-    """Rank by capture where the names are equal but for one number; {} where they are not."""
+def _only_number_that_differs(names: dict[int, str], pids: dict[int, int]) -> dict[int, int]:
+    """Rank by capture where the names are equal but for one number that can be a rank; {} where they are not."""
     if len(names) < 2 or len({NUMBER.sub("#", name) for name in names.values()}) != 1:
         return {}
     numbers = {c: [int(n) for n in NUMBER.findall(name)] for c, name in names.items()}
     columns = list(zip(*numbers.values(), strict=True))
     differing = [i for i, column in enumerate(columns) if len(set(column)) > 1]
-    if len(differing) != 1 or max(columns[differing[0]]) >= LARGEST_RANK:
+    if len(differing) != 1:
         return {}
-    return {c: n[differing[0]] for c, n in numbers.items()}
+    found = {c: n[differing[0]] for c, n in numbers.items()}
+    return found if all(_can_be_rank(n, pids[c]) for c, n in found.items()) else {}

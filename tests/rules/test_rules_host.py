@@ -145,6 +145,120 @@ def test_tk406_in_numbers():
     assert found.cost_ns == pytest.approx(2_508 * US / STEADY, rel=0.01)
 
 
+def test_tk406_names_the_one_step_that_pauses():
+    assert findings(job(jobs.pause_in_step_2))["TK406"].title == "Step 2, once: the host makes no CUDA call for 2.5 ms"
+
+
+def test_tk406_suspects_the_collector_only_of_pauses_that_come_again():
+    def now_and_then(p):
+        return jobs.moved(p, p.gpu + 2_500) if p.step in (2, 4) else p
+
+    often = findings(job(now_and_then, steps=7))["TK406"]
+    assert often.title == "The host pauses now and then: it makes no CUDA call for 2.5 ms, in 2 of 6 steps"
+    assert "gc.collect()" in often.fix
+    assert "garbage" not in findings(job(jobs.pause_in_step_2))["TK406"].fix
+
+
+def test_tk406_says_what_range_the_host_is_in():
+    def evaluation(p):
+        if p.step == 2:
+            p.rank.range("save samples", jobs.us(p.host), jobs.us(p.gpu + 2_490))
+        return jobs.pause_in_step_2(p)
+
+    found = findings(job(evaluation))["TK406"]
+    assert found.title == "Step 2, once: the host is in save samples for 2.5 ms"
+    assert "garbage" not in found.fix
+
+
+@pytest.mark.parametrize("name", ["ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommSplit"])
+def test_tk406_names_a_communicator_that_is_set_up(name):
+    """Whatever calls are made meanwhile, and on whichever thread, the time is the communicator's."""
+
+    def lazily(p):
+        if p.step != 3:
+            return p
+        p.rank.range(name, jobs.us(p.host), jobs.us(p.gpu + 3_000), domain="NCCL")
+        p.call("cudaMalloc", p.gpu + 100, p.gpu + 900)
+        p.call("cudaStreamSynchronize", p.gpu + 1_000, p.gpu + 1_500)
+        return jobs.moved(p, p.gpu + 3_010)
+
+    found = findings(job(lazily))
+    assert set(found) - ALWAYS == {"TK406"}
+    assert found["TK406"].title == "Step 3, once: NCCL sets up a communicator, 3.0 ms"
+    assert found["TK406"].cost_ns == pytest.approx(3_000 * US / STEADY, rel=0.01)
+
+
+def test_one_outlier_is_no_host_that_is_late_in_general():
+    """0.3 ms of host work in each step, and 30 ms in one: the one is told apart."""
+
+    def mostly_small(p):
+        return jobs.moved(p, p.gpu + (30_000 if p.step == 3 else 300))
+
+    found = findings(job(mostly_small, steps=8))
+    assert found["TK406"].steps == (3,)
+    assert found["TK401"].cost_ns < 0.4e6
+    assert "Step 3, once" in found["TK406"].title
+
+
+def test_pauses_between_steps_in_few_of_them_are_not_data():
+    def once(p):
+        return jobs.moved(p, p.gpu + 4_000) if p.step == 2 else p
+
+    assert set(findings(job(None, between=once))) - ALWAYS == {"TK406"}
+
+
+def test_without_data_ranges_the_title_does_not_say_data_for_sure():
+    assert "as where it loads data" in findings(job(None, between=jobs.unannotated_loader))["TK405"].title
+    assert findings(job(None, between=jobs.loader))["TK405"].title.startswith("The GPU waits for data")
+
+
+# --- advice in the program's own words ---
+
+
+def in_process(timeline, name):
+    return replace(timeline, processes=tuple(replace(each, name=name) for each in timeline.processes))
+
+
+FAULTS = (
+    jobs.item,
+    jobs.retry,
+    jobs.loader,
+    jobs.pause_in_step_2,
+    jobs.work_in_each_step,
+    jobs.small_kernels,
+    jobs.pageable_input,
+    jobs.offload,
+)
+OF_PYTHON = ("torch", "python", "dataloader", "gc.", ".item()", "py-spy", "fully_shard", "garbage", "pytorch")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_native_program_gets_no_advice_for_python(fault):
+    analysis = tracekit.analyze(in_process(job(fault, phases=False), "./saxpy"))
+    assert analysis.findings
+    for finding in analysis.findings:
+        said = " ".join([finding.title, finding.fix, *(str(e.metric) for e in finding.evidence)]).lower()
+        assert not [word for word in OF_PYTHON if word in said], (finding.rule, said)
+        assert finding.fix
+
+
+@pytest.mark.parametrize("name", ["python3", "/usr/bin/python3.11", "pt_main_thread"])
+def test_a_training_loop_in_python_gets_it(name):
+    assert "torch.cuda" in findings(in_process(job(jobs.item), name))["TK402"].fix
+
+
+def test_jax_gets_its_own_words():
+    def step(p):
+        p.rank.kernel(
+            jobs.us(p.gpu), jobs.us(p.gpu + 5), name="loop_add_fusion_3", called=(jobs.us(p.host), jobs.us(p.host + 5))
+        )
+        return jobs.small_kernels(jobs.moved(p, p.host + 6, p.gpu + 5))
+
+    fix = findings(job(step, phases=False))["TK401"].fix
+    assert "jax.jit" in fix
+    assert "torch" not in fix
+
+
 def test_tk407_in_numbers():
     """A save after step 2, of two copies of 20 MiB and 3 ms of writing; the one after the last step is in none."""
     found = findings(job(None, between=jobs.save))["TK407"]

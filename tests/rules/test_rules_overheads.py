@@ -43,8 +43,75 @@ def test_tk404_takes_the_wait_from_tk402():
 def test_tk409_in_numbers():
     found = findings(job(None, between=jobs.first_use))["TK409"]
     assert found.steps == (3,)
-    assert value(found, "kernels first launched in steady steps") == 1
+    assert value(found, "gaps that a kernel's first launch ends") == 1
+    assert found.title.startswith("Kernels are loaded when they are first used in step 3:")
     assert found.cost_ns == pytest.approx(406 * US / STEADY, rel=0.01)
+
+
+def test_tk409_claims_the_launch_and_not_the_silence_before_it():
+    """Half a second without a call, then a first launch of 40 ms: only that is known to be loading."""
+
+    def silent_before(p):
+        if p.step != 3:
+            return p
+        at = p.gpu + 500_000
+        p.rank.kernel(
+            jobs.us(at + 40_006), jobs.us(at + 40_106), name="new", called=(jobs.us(at), jobs.us(at + 40_000))
+        )
+        return jobs.moved(p, at + 40_010, at + 40_106)
+
+    found = findings(job(None, between=silent_before))
+    assert found["TK409"].cost_ns == pytest.approx(40_006 * US / STEADY, rel=0.001)
+    assert found["TK406"].cost_ns == pytest.approx(500_000 * US / STEADY, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("calls", "first_use_us"),
+    [
+        ([("cuInit", 1_500, 1_501), ("cuLibraryLoadData", 1_800, 1_900)], 2_000),  # a library: from the gap's start on
+        ([("cuLibraryLoadData", 1_400, 1_900)], 600),  # code: from its first call on
+        ([("cuModuleLoadDataEx", 1_400, 1_410), ("cuModuleLoadDataEx", 1_800, 1_810)], 600),
+        ([("cudaStreamBeginCapture", 500, 501), ("cudaGraphInstantiate", 900, 1_900)], 1_500),
+        ([("cuKernelGetName", 100, 110), ("cudaEventRecord", 1_000, 1_010)], 0),
+    ],
+)
+def test_first_use_by_the_calls_in_the_gap(calls, first_use_us):
+    """A gap of 2 ms in step 3, ended by a quick launch of a kernel that was used before."""
+
+    def loads(p):
+        if p.step != 3:
+            return p
+        for name, start, end in calls:
+            p.call(name, p.gpu + start, p.gpu + end)
+        return jobs.moved(p, p.gpu + 1_987)
+
+    timeline = job(loads)
+    step = next(s for s in tracekit.analyze(timeline).ranks[0].steps if s.step == 3)
+    assert step.idle_by_cause.get("first_use", 0) == pytest.approx(first_use_us * US, abs=15 * US)
+    assert sum(step.idle_by_cause.values()) == step.account.idle_ns
+
+
+def test_tk409_again_and_again():
+    def each_step(p):
+        p.call("cuModuleLoadData", p.gpu + 100, p.gpu + 900)
+        return jobs.moved(p, p.gpu + 1_000)
+
+    found = findings(job(each_step))["TK409"]
+    assert "again and again" in found.title
+    assert "unloaded or compiled anew" in found.fix
+
+
+def test_tk403_says_growth_where_next_to_nothing_is_freed():
+    def grows(p):
+        if p.step == 2:
+            p.call("cudaFree", p.host, p.gpu + 50)
+        for k in range(3):
+            p.call("cudaMalloc", p.gpu + 100 + 300 * k, p.gpu + 390 + 300 * k)
+        return jobs.moved(p, p.gpu + 1_000)
+
+    found = findings(job(grows))["TK403"]
+    assert "runs out of memory" not in found.title
+    assert "first grows" in found.fix
 
 
 def test_tk410_in_numbers():

@@ -26,14 +26,21 @@ Bool = NDArray[np.bool_]
 class Doing(IntEnum):
     """What a thread does at an instant; of several, the lowest stands."""
 
-    SYNC = 0
+    COMM_INIT = 0
+    """Sets up a communicator."""
+    FIRST_USE = 1
+    """Loads code of the GPU, or captures a graph: what a kernel, a library or a graph takes when it is first used."""
+    SYNC = 2
     """Waits for the GPU: a synchronising call, or a copy that returns only when it is done."""
-    ALLOCATOR = 1
+    ALLOCATOR = 3
     """Allocates or frees memory of the GPU, or pinned memory of the host."""
-    DATA = 2
+    DATA = 4
     """Is inside a range that loads data."""
-    OTHER = 3
+    OTHER = 5
     """Anything else: host code, or a launch."""
+
+
+BLOCKING = (Doing.SYNC, Doing.ALLOCATOR)
 
 
 EVENT_SYNCS = frozenset({"cudaEventSynchronize", "cuEventSynchronize"})
@@ -42,6 +49,32 @@ _FREE = re.compile(r"cudaFree\w*|cuMem(Free|FreeHost|Release|Unmap|HostUnregiste
 _ALLOCATE = re.compile(
     r"cudaMalloc\w*|cudaHost(Alloc|Register)|cuMem(Alloc\w*|Create|Map|HostAlloc|HostRegister|AddressReserve|SetAccess)"
 )
+
+
+_LOADING = re.compile(
+    r"cu(Module(Load\w*|GetFunction\w*)|Library(Load\w*|GetKernel|GetModule)|Link(Create|Add|Complete)\w*)"
+    r"|cuda(LibraryLoad\w*|ModuleLoad\w*)|hipModule(Load\w*|GetFunction)"
+    r"|(cuda|cu|hip)(GraphInstantiate\w*|StreamBeginCapture\w*)"
+)
+_STARTS_LIBRARY = re.compile("cuInit|hipInit")
+_SETS_UP_COMMUNICATOR = re.compile(
+    r"ncclComm(Init|Split|Grow|Shrink)\w*|init_process_group|\w*\bProcessGroupNCCL\w*init\w*", re.IGNORECASE
+)
+
+
+def is_loading(name: str) -> bool:
+    """A call that loads code of the GPU, or makes a graph of launches."""
+    return _LOADING.fullmatch(name) is not None
+
+
+def starts_library(name: str) -> bool:
+    """A call that a library makes once, when it is first used: what comes before it is the library being found."""
+    return _STARTS_LIBRARY.fullmatch(name) is not None
+
+
+def sets_up_communicator(name: str) -> bool:
+    """A range in which a communicator is made."""
+    return _SETS_UP_COMMUNICATOR.fullmatch(name) is not None
 
 
 def is_sync(name: str) -> bool:
@@ -79,7 +112,7 @@ class Stretches:
 
     def blocked_across(self, t: Int64) -> Bool:
         """Whether the thread is in blocking calls, without a pause between them, from before each t until after it."""
-        rows = self.doing <= Doing.ALLOCATOR
+        rows = np.isin(self.doing, BLOCKING)
         start, end = union(self.start[rows], self.end[rows])
         if len(start) == 0:
             return np.zeros(len(t), np.bool_)
@@ -95,9 +128,11 @@ class Activity:
     process: Process
     names: Sequence[str]
     doing: Int8
-    """`Doing` of each call: SYNC, ALLOCATOR or OTHER."""
+    """`Doing` of each call: SYNC, ALLOCATOR, FIRST_USE or OTHER."""
     is_data: Bool
     """Ranges that load data."""
+    is_comm_init: Bool
+    """Ranges in which a communicator is made."""
     speaker: int | None
     """The process's main thread."""
 
@@ -110,6 +145,7 @@ class Activity:
         doing = np.full(len(calls), Doing.OTHER, np.int8)
         doing[names_that(calls.name, names, lambda name: is_free(name) or is_allocation(name))] = Doing.ALLOCATOR
         doing[names_that(calls.name, names, is_sync)] = Doing.SYNC
+        doing[names_that(calls.name, names, is_loading)] = Doing.FIRST_USE
         # A copy from or to pageable memory holds its call until it is done, whatever the call's name says.
         held = (ops.source == Source.MEMCPY) & ops.pageable & (ops.call != NONE)
         doing[ops.call[held]] = Doing.SYNC
@@ -121,6 +157,7 @@ class Activity:
             names=names,
             doing=doing,
             is_data=words.where(lambda a: a.phase == "data"),
+            is_comm_init=names_that(process.ranges.name, names, sets_up_communicator),
             speaker=speaker,
         )
 
@@ -138,15 +175,16 @@ class Activity:
         return bool(self.is_data.any())
 
     def stretches(self, thread: int) -> Stretches:
-        """The time in which a thread, or the main one, is in SYNC, ALLOCATOR or DATA."""
+        """The time in which a thread, or the main one, is in anything but OTHER."""
         calls, ranges = self.process.calls, self.process.ranges
         mine = (calls.thread == thread) | (calls.thread == self.speaker)
         told = (ranges.thread == thread) | (ranges.thread == self.speaker)
         taken = np.empty(0, np.int64), np.empty(0, np.int64)
         parts: list[tuple[Int64, Int64, Int8]] = []
-        for doing in (Doing.SYNC, Doing.ALLOCATOR, Doing.DATA):
+        of_ranges = {Doing.DATA: self.is_data, Doing.COMM_INIT: self.is_comm_init}
+        for doing in (Doing.COMM_INIT, Doing.FIRST_USE, Doing.SYNC, Doing.ALLOCATOR, Doing.DATA):
             table, rows = (
-                (ranges, told & self.is_data) if doing is Doing.DATA else (calls, mine & (self.doing == doing))
+                (ranges, told & of_ranges[doing]) if doing in of_ranges else (calls, mine & (self.doing == doing))
             )
             own = subtract(union(table.start[rows], table.end[rows]), taken)
             taken = union(np.concatenate([taken[0], own[0]]), np.concatenate([taken[1], own[1]]))

@@ -60,6 +60,8 @@ IDLE_CAUSES = (
     "launch_latency",
     "sync_call",
     "allocator",
+    "first_use",
+    "comm_init",
     "data_loading",
     "host_other",
     "dependency",

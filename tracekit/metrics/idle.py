@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.intervals import Cover
-from tracekit.metrics.activity import Activity, Doing
+from tracekit.metrics.activity import BLOCKING, Activity, Doing
 from tracekit.metrics.bubbles import IDLE_CAUSES
 from tracekit.metrics.copies import TO_HOST, named
+from tracekit.metrics.first_use import first_use_from
 from tracekit.metrics.steps import StepRanges
 from tracekit.timeline import NONE, Ops
 
@@ -23,8 +24,18 @@ Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
-LAUNCH_LATENCY, SYNC_CALL, ALLOCATOR, DATA_LOADING, HOST_OTHER, DEPENDENCY, UNKNOWN = range(len(IDLE_CAUSES))
-_OF_DOING = np.array([SYNC_CALL, ALLOCATOR, DATA_LOADING, HOST_OTHER], np.int8)
+(
+    LAUNCH_LATENCY,
+    SYNC_CALL,
+    ALLOCATOR,
+    FIRST_USE,
+    COMM_INIT,
+    DATA_LOADING,
+    HOST_OTHER,
+    DEPENDENCY,
+    UNKNOWN,
+) = range(len(IDLE_CAUSES))
+_OF_DOING = np.array([COMM_INIT, FIRST_USE, SYNC_CALL, ALLOCATOR, DATA_LOADING, HOST_OTHER], np.int8)
 """Cause by `Doing`."""
 
 
@@ -62,7 +73,7 @@ def idle_pieces(ops: Ops, activity: Activity, gaps: Gaps, marks: StepRanges | No
     returned = gaps.start.copy()
     returned[told] = np.clip(calls.end[call[told]], gaps.start[told], gaps.end[told])
     late = returned > gaps.start
-    host = _host_late(activity, gaps, np.flatnonzero(late), call, returned, thresholds)
+    host = _host_late(ops, activity, gaps, np.flatnonzero(late), call, returned, thresholds)
     if marks is not None and len(host.gap) and not activity.tells_of_data:
         cause = _with_data_between_steps(ops, activity, gaps, host, call, marks, thresholds)
         host = Pieces(start=host.start, end=host.end, gap=host.gap, cause=cause)
@@ -99,10 +110,20 @@ def _call_of(ops: Ops, rows: Int64) -> Int64:
 
 
 def _host_late(
-    activity: Activity, gaps: Gaps, late: NDArray[np.intp], call: Int64, returned: Int64, thresholds: Thresholds
+    ops: Ops,
+    activity: Activity,
+    gaps: Gaps,
+    late: NDArray[np.intp],
+    call: Int64,
+    returned: Int64,
+    thresholds: Thresholds,
 ) -> Pieces:
     """The late gaps from their starts to the returns of their launch calls, by what the launching thread did."""
     thread = activity.process.calls.thread[call[late]]
+    first_use = np.full(len(gaps.start), np.iinfo(np.int64).max)
+    first_use[late] = first_use_from(
+        ops, activity, gaps.start[late], returned[late], gaps.after[late], thresholds.first_launch_ns
+    )
     parts: list[tuple[Int64, Int64, Int64, Int8]] = []
     for each in np.unique(thread).tolist():
         own = late[thread == each]
@@ -111,7 +132,8 @@ def _host_late(
         gap = own[np.searchsorted(gaps.start[own], cut.start, side="right") - 1]
         # A call that began before the gap let the GPU run dry; one that began in it found the GPU idle already.
         dried = stretches.blocked_across(gaps.start[gap])
-        parts.append(_with_refill(cut.start, cut.end, gap, cut.doing, dried, thresholds.refill_ns))
+        pieces = _with_refill(cut.start, cut.end, gap, cut.doing, dried, thresholds.refill_ns)
+        parts.append(_with_first_use(*pieces, first_use))
     if not parts:
         nothing = np.empty(0, np.int64)
         return Pieces(start=nothing, end=nothing, gap=nothing, cause=np.empty(0, np.int8))
@@ -129,7 +151,7 @@ def _with_refill(
     The queue is empty when such a call returns, and the first launch comes only as fast as the host can make it.
     """
     follows = dried & (doing == Doing.OTHER)
-    follows[1:] &= (doing[:-1] <= Doing.ALLOCATOR) & (gap[1:] == gap[:-1])
+    follows[1:] &= np.isin(doing[:-1], BLOCKING) & (gap[1:] == gap[:-1])
     follows[:1] = False
     rows = np.flatnonzero(follows)
     until = end.copy()
@@ -142,6 +164,26 @@ def _with_refill(
         np.concatenate([until, end[left]]),
         np.concatenate([gap, gap[left]]),
         np.concatenate([doing, np.full(len(left), Doing.OTHER, np.int8)]),
+    )
+
+
+def _with_first_use(
+    start: Int64, end: Int64, gap: Int64, doing: Int8, since: Int64
+) -> tuple[Int64, Int64, Int64, Int8]:
+    """From the instant on at which code begins to be loaded in a gap, all that the host does in it is part of that."""
+    cut = np.clip(since[gap], start, end)
+    own = (doing != Doing.COMM_INIT) & (cut < end)
+    left = np.flatnonzero(own & (cut > start))
+    doing, whole = doing.copy(), np.flatnonzero(own & (cut == start))
+    doing[whole] = Doing.FIRST_USE
+    end = end.copy()
+    added = (cut[left], end[left], gap[left], np.full(len(left), Doing.FIRST_USE, np.int8))
+    end[left] = cut[left]
+    return (
+        np.concatenate([start, added[0]]),
+        np.concatenate([end, added[1]]),
+        np.concatenate([gap, added[2]]),
+        np.concatenate([doing, added[3]]),
     )
 
 

@@ -24,12 +24,15 @@ from tracekit.rules.confidence import with_confidence
 from tracekit.rules.contention import Contention
 from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
 from tracekit.rules.exposed import ExposedCommunication
+from tracekit.rules.first_use import LazyLoading
+from tracekit.rules.frameworks import own_words
 from tracekit.rules.hangs import HANG_RULES
-from tracekit.rules.host import DataLoading, Pauses, SyncCall
+from tracekit.rules.host import DataLoading, SyncCall
 from tracekit.rules.launches import LaunchBound
 from tracekit.rules.memory import AllocatorRetries, Churn, MemoryGap
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
-from tracekit.rules.overheads import LazyLoading, Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
+from tracekit.rules.overheads import Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
+from tracekit.rules.pauses import Pauses
 from tracekit.rules.profiler import ProfilerTrouble
 from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
 from tracekit.rules.schedule import (
@@ -118,7 +121,8 @@ def check_all(context: Context) -> tuple[tuple[Finding, ...], tuple[SkippedRule,
         for result in rule.check(context):
             if isinstance(result, Finding):
                 told = result if context.steady else _of_the_capture(result)
-                placed = replace(told, span=result.span or context.ledger.claimed_at())
+                fix = own_words(context.timeline, told.rule, told.fix)
+                placed = replace(told, fix=fix, span=result.span or context.ledger.claimed_at())
                 found.append(with_confidence(placed, context))
             else:
                 skipped.append(result)

@@ -1,4 +1,4 @@
-"""TK402, TK405 and TK406: a host that lets its GPU run dry."""
+"""TK402 and TK405: a host that waits, and lets its GPU run dry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tracekit.metrics.views import RankView
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Evidence, Finding, SkippedRule
 from tracekit.rules.base import Context
+from tracekit.rules.frameworks import in_words_of
 from tracekit.rules.loss import Loss, Weights, add_places, blocking_calls, milliseconds
+from tracekit.rules.one_offs import one_offs
 from tracekit.timeline import NONE
 
 Bool = NDArray[np.bool_]
@@ -61,7 +63,7 @@ class SyncCall:
                     metric="after a copy of a single value to the host", value=round(reads, 4), unit="of the time"
                 ),
             ],
-            _sync_fix(where or "", reads),
+            _sync_fix(context, where or "", reads),
         )
 
 
@@ -114,21 +116,29 @@ def _name_of(name: NDArray[np.int32], rows: Int64) -> Int64:
     return np.where(rows != NONE, name[np.maximum(rows, 0)], NONE).astype(np.int64)
 
 
-def _sync_fix(where: str, reads: float) -> str:
+def _sync_fix(context: Context, where: str, reads: float) -> str:
     if "clip" in where.lower() or "norm" in where.lower():
-        return (
-            "Keep the norm of the gradients on the GPU: torch.nn.utils.clip_grad_norm_ with error_if_nonfinite=False "
-            "does not wait; .item() on its result does. Log it every few hundred steps."
+        return in_words_of(
+            context.timeline,
+            "Keep the norm of the gradients on the GPU, and log it every few hundred steps.",
+            torch="torch.nn.utils.clip_grad_norm_ with error_if_nonfinite=False does not wait; .item() on its result "
+            "does.",
         )
     if reads >= 0.5:
-        return (
-            "A value is read with .item(), float(), print or an if on a tensor. Keep it on the GPU and read it every "
-            "few hundred steps, or copy it with non_blocking=True and look a step later. "
-            'torch.cuda.set_sync_debug_mode("warn") names the line.'
+        return in_words_of(
+            context.timeline,
+            "A single value is read. Keep it on the GPU and read it every few hundred steps, or copy it asynchronously "
+            "and look a step later.",
+            torch="It is .item(), float(), print or an if on a tensor; "
+            'torch.cuda.set_sync_debug_mode("warn") names the line.',
+            jax="It is float(), print or an if on an array: read it a step later, or keep it in the compiled function.",
         )
-    return (
-        'Find the line with torch.cuda.set_sync_debug_mode("warn"): .item(), .cpu(), nonzero, a mask as index, '
-        "torch.cuda.synchronize(). Move it behind the launches, or do without it."
+    return in_words_of(
+        context.timeline,
+        "Move the call behind the launches, or do without it.",
+        torch='Find the line with torch.cuda.set_sync_debug_mode("warn"): .item(), .cpu(), nonzero, a mask as index, '
+        "torch.cuda.synchronize().",
+        jax="block_until_ready() and reading an array wait like this.",
     )
 
 
@@ -144,14 +154,18 @@ class DataLoading:
             yield skipped
             return
         limits = context.thresholds
-        loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "data_loading"))
+        loss = Loss.of(
+            context, lambda view: view.bubbles.of_cause(Lost.IDLE, "data_loading") & ~one_offs(view, context)
+        )
         if loss.share < limits.reported_share or float(np.median(loss.lengths())) < limits.data_gap_ns:
             return
         ranges = any(view.activity.tells_of_data for view in loss.views)
         ranks = "" if len(loss.ranks) == len(context.ranks) else f" on {len(loss.ranks)} of {len(context.ranks)} ranks"
         yield loss.report(
             self.code,
-            f"The GPU waits for data {loss.percent}{ranks}",
+            f"The GPU waits for data {loss.percent}{ranks}"
+            if ranges
+            else f"The host is quiet between steps, as where it loads data: the GPU idles {loss.percent}{ranks}",
             [
                 Evidence(metric="idle while data is loaded", value=milliseconds(loss.cost_ns), unit="ms a step"),
                 Evidence(metric="longest wait", value=milliseconds(float(loss.lengths().max())), unit="ms"),
@@ -161,63 +175,11 @@ class DataLoading:
                     unit="",
                 ),
             ],
-            "More loader workers and deeper prefetch: DataLoader(num_workers=..., prefetch_factor=..., "
-            "persistent_workers=True, pin_memory=True). Then the storage, and decoding ahead of training.",
+            in_words_of(
+                context.timeline,
+                "Load ahead of the GPU, beside the launching thread. Then the storage, and decoding in advance."
+                + ("" if ranges else " A range around the loading would tell whether that is it."),
+                torch="More loader workers and deeper prefetch: DataLoader(num_workers=..., prefetch_factor=..., "
+                "persistent_workers=True, pin_memory=True).",
+            ),
         )
-
-
-class Pauses:
-    """TK406: the host pauses now and then."""
-
-    code = "TK406"
-    title = "The host pauses now and then"
-
-    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """Fires for long quiet gaps that come in some steps only."""
-        if skipped := without_launches(context, self.code):
-            yield skipped
-            return
-        limits = context.thresholds
-        irregular = {view.rank: _pauses(view, context) for view in context.views}
-        loss = Loss.of(context, lambda view: irregular[view.rank])
-        if loss.share < limits.reported_share or loss.cost_ns == 0:
-            return
-        lengths = loss.lengths()
-        yield loss.report(
-            self.code,
-            f"The host pauses now and then, for {milliseconds(float(np.median(lengths))):.1f} ms each time",
-            [
-                Evidence(metric="pauses without a CUDA call", value=len(lengths), unit="in all"),
-                Evidence(metric="longest pause", value=milliseconds(float(lengths.max())), unit="ms"),
-                Evidence(
-                    metric="steps with a pause" if context.steady else "ranks with a pause",
-                    value=round(_steps_with(loss) / loss.windows, 4),
-                    unit="of steps and ranks" if context.steady else "of ranks",
-                ),
-            ],
-            "Python's garbage collector pauses like this: gc.disable() and gc.collect() on all ranks at the same step "
-            "(gc.freeze() after set-up). Otherwise capture with --python-sampling=true to see what runs then.",
-        )
-
-
-def _pauses(view: RankView, context: Context) -> Bool:
-    """The rank's long quiet gaps, if they come in some of its steps only."""
-    bubbles, limits = view.bubbles, context.thresholds
-    calls = view.process.calls
-    long = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.ns >= limits.pause_ns) & context.ledger.counted(view)
-    rows = np.flatnonzero(long)
-    if len(rows) == 0:
-        return long
-    # A host that keeps calling CUDA works; one that pauses is silent for nearly all of the gap.
-    lasted = np.searchsorted(calls.start, bubbles.end[rows]) - np.searchsorted(calls.start, bubbles.start[rows])
-    long[rows[lasted > PAUSE_CALLS]] = False
-    regular = len(np.unique(bubbles.step[long])) > limits.pauses_share * context.ledger.steps_of(view)
-    return np.zeros(len(bubbles), np.bool_) if regular and context.steps else long
-
-
-PAUSE_CALLS = 4
-"""A pause may end with the launch, and the event calls before it."""
-
-
-def _steps_with(loss: Loss) -> int:
-    return sum(len(np.unique(view.bubbles.step[rows])) for view, rows in zip(loss.views, loss.rows, strict=True))

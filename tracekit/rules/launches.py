@@ -11,8 +11,10 @@ from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding, SkippedRule
 from tracekit.rules.base import Context
+from tracekit.rules.frameworks import in_words_of
 from tracekit.rules.host import without_launches
 from tracekit.rules.loss import Loss, Weights, add_places, milliseconds
+from tracekit.rules.one_offs import one_offs
 from tracekit.timeline import NONE, Kind
 
 Bool = NDArray[np.bool_]
@@ -41,7 +43,7 @@ class LaunchBound:
 
         def pick(view: RankView) -> Bool:
             bubbles = view.bubbles
-            ours = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.ns < limits.pause_ns)
+            ours = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.ns < limits.pause_ns) & ~_first_uses(view)
             return (ours | counts[view.rank][0]) if view.rank in bound else np.zeros(len(bubbles), np.bool_)
 
         loss = Loss.of(context, pick)
@@ -65,8 +67,15 @@ class LaunchBound:
                 Evidence(metric="median kernel", value=round(kernel / 1e3, 1), unit="us"),
                 Evidence(metric="median time from launch to launch", value=round(launch / 1e3, 1), unit="us"),
             ],
-            'Launch less, not faster: CUDA graphs (torch.compile(mode="reduce-overhead"), torch.cuda.graph), fused '
-            "kernels and optimizer (fused=True), a larger microbatch. Check first that tracing itself is not the load.",
+            in_words_of(
+                context.timeline,
+                "Launch less, not faster: CUDA graphs, fused kernels, more work in each. Check first that tracing "
+                "itself is not the load.",
+                torch='torch.compile(mode="reduce-overhead") or torch.cuda.graph, a fused optimizer (fused=True), a '
+                "larger microbatch.",
+                jax="Put more of the step under one jax.jit, or "
+                "XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUBLAS.",
+            ),
         )
 
     def _late_host(self, context: Context) -> Finding | None:
@@ -82,8 +91,12 @@ class LaunchBound:
             if view.rank not in stalling
         }
         late_on = {rank for rank, (_, late, all_) in counts.items() if all_ and late >= limits.late_gaps_share * all_}
+        regular = {view.rank: ~one_offs(view, context) & ~_first_uses(view) for view in context.views}
         loss = Loss.of(
-            context, lambda view: view.bubbles.of_cause(Lost.IDLE, "host_other") & np.bool_(view.rank in late_on)
+            context,
+            lambda view: (
+                view.bubbles.of_cause(Lost.IDLE, "host_other") & np.bool_(view.rank in late_on) & regular[view.rank]
+            ),
         )
         if loss.share < limits.warning_share or not _recurs(loss, limits.pauses_share):
             return None
@@ -106,17 +119,21 @@ class LaunchBound:
                 Evidence(metric="longest wait", value=milliseconds(float(loss.lengths().max())), unit="ms"),
                 Evidence(metric="most of it before", value=places.heaviest(), unit=""),
             ],
-            "See what the host does there: nsys profile --python-sampling=true, or py-spy dump --pid PID. Logging, "
-            "metrics and Python work between launches go behind the launches, to another thread, or into every "
-            "hundredth step.",
+            in_words_of(
+                context.timeline,
+                "See what the host does there. Logging, metrics and other work between launches go behind the "
+                "launches, to another thread, or into every hundredth step.",
+                python="nsys profile --python-sampling=true shows it, or py-spy dump --pid PID.",
+                native="nsys profile --sample=process-tree shows it.",
+            ),
         )
 
 
 def _recurs(loss: Loss, share: float) -> bool:
-    """Whether it comes in more than this share of the steps; without steps, at least three times a rank."""
+    """Whether it comes in more than this share of the steps; without steps, several times a rank."""
     if loss.context.steps:
         return len(loss.steps) > share * len(loss.context.steps)
-    return len(loss.lengths()) >= 3 * len(loss.ranks)
+    return len(loss.lengths()) >= loss.context.thresholds.repeated_pauses * len(loss.ranks)
 
 
 def _gaps(view: RankView, counted: Bool, kinds: Sequence[Kind] = (Kind.COMPUTE,)) -> tuple[Bool, int, int]:
@@ -126,7 +143,7 @@ def _gaps(view: RankView, counted: Bool, kinds: Sequence[Kind] = (Kind.COMPUTE,)
     gaps, but what starting a kernel takes.
     """
     bubbles, calls = view.bubbles, view.process.calls
-    rows = np.flatnonzero((bubbles.lost == Lost.IDLE) & counted)
+    rows = np.flatnonzero((bubbles.lost == Lost.IDLE) & counted & ~_first_uses(view))
     call = np.where(bubbles.after[rows] != NONE, view.ops.call[np.maximum(bubbles.after[rows], 0)], NONE)
     known = (call != NONE) & np.isin(view.ops.kind[np.maximum(bubbles.after[rows], 0)], kinds)
     rows, call = rows[known], call[known]
@@ -140,6 +157,14 @@ def _gaps(view: RankView, counted: Bool, kinds: Sequence[Kind] = (Kind.COMPUTE,)
     short = bubbles.of_cause(Lost.IDLE, "launch_latency")[rows]
     latency[rows[late & short]] = True
     return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first & (late | ~short)))
+
+
+def _first_uses(view: RankView) -> Bool:
+    """The pieces of gaps in which code is loaded or a communicator set up: they tell of no rate of launches."""
+    bubbles = view.bubbles
+    ended = np.unique(bubbles.after[bubbles.of_cause(Lost.IDLE, "first_use", "comm_init")])
+    result: Bool = np.isin(bubbles.after, ended[ended != NONE]) & (bubbles.lost == Lost.IDLE)
+    return result
 
 
 def _pace(loss: Loss) -> tuple[float, float]:

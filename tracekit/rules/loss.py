@@ -135,6 +135,15 @@ class Weights:
             key = name(code) if code != NONE else None
             self._ns[key] = self._ns.get(key, 0) + amount
 
+    def add_one(self, key: str | None, ns: int) -> None:
+        """Add time to one name."""
+        self._ns[key] = self._ns.get(key, 0) + ns
+
+    def most(self) -> tuple[str | None, int]:
+        """(the name with most time, None for what has no name; its time)."""
+        name = self.heaviest()
+        return name, self._ns.get(name, 0)
+
     @property
     def others(self) -> int:
         """How many names there are besides the heaviest."""

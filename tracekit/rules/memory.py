@@ -14,6 +14,7 @@ from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
+from tracekit.rules.frameworks import in_words_of, runtime_of
 from tracekit.rules.host import without_launches
 from tracekit.rules.loss import Loss, Weights, add_places, milliseconds
 
@@ -38,21 +39,35 @@ class AllocatorRetries:
         freed, taken = _memory_calls(context, loss.views)
         if not freed or not taken:
             return
+        retries = freed >= context.thresholds.fewest_frees
         places = Weights()
         for view, rows in zip(loss.views, loss.rows, strict=True):
             add_places(places, view, view.bubbles.after[rows], view.bubbles.ns[rows])
         yield loss.report(
             self.code,
-            "The caching allocator runs out of memory: it frees and allocates inside steps while the GPU waits",
+            "The caching allocator runs out of memory: it frees and allocates inside steps while the GPU waits"
+            if retries and runtime_of(context.timeline) == "torch"
+            else "Memory is freed and allocated inside steps while the GPU waits"
+            if retries
+            else f"The GPU waits while memory is allocated: {loss.percent}",
             [
                 Evidence(metric="idle in calls of the allocator", value=milliseconds(loss.cost_ns), unit="ms a step"),
                 Evidence(metric="calls that free", value=round(freed / loss.windows, 1), unit="a step"),
                 Evidence(metric="calls that allocate", value=round(taken / loss.windows, 1), unit="a step"),
                 Evidence(metric="most of it before", value=places.heaviest(), unit=""),
             ],
-            "Leave room: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, a smaller microbatch, or activation "
-            "checkpointing; drop torch.cuda.empty_cache() from the loop. num_alloc_retries in "
-            "torch.cuda.memory_stats() counts them.",
+            in_words_of(
+                context.timeline,
+                "Give the loop memory of its own before it starts.",
+                torch="Leave room: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, a smaller microbatch, or "
+                "activation checkpointing; drop torch.cuda.empty_cache() from the loop. num_alloc_retries in "
+                "torch.cuda.memory_stats() counts them.",
+                jax="XLA_PYTHON_CLIENT_PREALLOCATE takes the memory at once.",
+                native="Allocate once, before the loop, or from a pool (cudaMallocAsync).",
+            )
+            if retries
+            else "Memory that a program takes as it first grows: allocate before what counts, or begin the capture "
+            "later.",
         )
 
 

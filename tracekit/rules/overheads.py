@@ -1,4 +1,4 @@
-"""TK409 to TK413: work that is done again, late, or piece by piece."""
+"""TK410 to TK413: work that is done again, or piece by piece."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tracekit.metrics.views import RankView
 from tracekit.readers.nsys_sqlite import REMEDIES
 from tracekit.results import Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
-from tracekit.rules.host import without_launches
 from tracekit.rules.loss import Loss, milliseconds
 from tracekit.timeline import NONE, Kind, Source
 
@@ -28,52 +27,6 @@ COMPILING = ("(dynamo_timed)", "compile_inner", "compile_fx")
 FEWEST = 3
 """What fewer steps take says nothing about the ones before them: one can be cut off, or the odd one."""
 NO_PHASES = "no range tells forward from backward"
-
-
-class LazyLoading:
-    """TK409: the code of kernels is loaded in the middle of training."""
-
-    code = "TK409"
-    title = "Kernels are loaded when they are first used"
-
-    def check(self, context: Context) -> Iterable[Finding | SkippedRule]:
-        """Fires for idle gaps that end with the first and slow launch of a kernel, in steady steps."""
-        if skipped := without_launches(context, self.code):
-            yield skipped
-            return
-        loss = Loss.of(context, lambda view: _first_launches(view, context.thresholds.first_launch_ns))
-        if loss.share < context.thresholds.reported_share or loss.cost_ns == 0:
-            return
-        kernels = [view.ops.name[view.bubbles.after[rows]] for view, rows in zip(loss.views, loss.rows, strict=True)]
-        yield loss.report(
-            self.code,
-            "Kernels are loaded in the middle of training, when they are first launched",
-            [
-                Evidence(
-                    metric="kernels first launched in steady steps",
-                    value=len(np.unique(np.concatenate(kernels))),
-                    unit="",
-                ),
-                Evidence(metric="idle before them", value=milliseconds(loss.cost_ns), unit="ms a step"),
-            ],
-            "Run each shape once before it counts, or load all at start: CUDA_MODULE_LOADING=EAGER. A longer warm-up "
-            "(--skip-warmup) keeps it out of the figures.",
-        )
-
-
-def _first_launches(view: RankView, slow_ns: int) -> Bool:
-    """The host's share of gaps that end with an operation whose name is new and whose launch took long."""
-    bubbles, ops, calls = view.bubbles, view.ops, view.process.calls
-    picked: Bool = bubbles.of_cause(Lost.IDLE, "host_other") & (bubbles.after != NONE)
-    rows = np.flatnonzero(picked)
-    after = bubbles.after[rows]
-    first = np.zeros(len(ops), np.bool_)
-    first[np.unique(ops.name, return_index=True)[1]] = True  # operations are sorted by start
-    call = ops.call[after]
-    picked[rows] = first[after] & (ops.source[after] == Source.KERNEL) & (call != NONE)
-    rows, call = rows[picked[rows]], call[picked[rows]]
-    picked[rows] = calls.end[call] - calls.start[call] >= slow_ns
-    return picked
 
 
 class Recompilation:
