@@ -92,7 +92,7 @@ def examine(
         tracks,
         sizes,
         step_marker=options.step_marker,
-        window=options.window,
+        windows=_windows(timeline, tracks, sizes, options),
         done=lambda count: progress(count, len(tracks)) if progress else None,
     )
     facts = run_facts(timeline, options.model, options.tokens_per_step)
@@ -190,6 +190,31 @@ def examine(
         thresholds=options.thresholds,
     )
     return analysis, Detail(views=views, matched=together.matched, waits=together.waits) if views else None
+
+
+def _windows(
+    timeline: Timeline, tracks: Sequence[RankTrack], sizes: dict[int, int], options: Options
+) -> list[tuple[int | None, int | None]]:
+    """The window on each rank's own clock; it is given on the first rank's."""
+    everything: list[tuple[int | None, int | None]] = [(None, None)] * len(tracks)
+    captures = {timeline.processes[track.process].capture for track in tracks}
+    if options.window == (None, None) or len(captures) == 1 or not options.align:
+        return [options.window] * len(tracks)
+    whole = measure_ranks(
+        timeline, tracks, sizes, step_marker=options.step_marker, windows=everything, done=lambda _: None
+    )
+    covers = [m.covers for m in whole]
+    clocks = put_together(
+        timeline, tracks, [m.collectives for m in whole], covers, options.thresholds, align=True
+    ).clocks
+    low, high = options.window
+    return [
+        (
+            low if low is None or clock is None else clock.from_reference(low),
+            high if high is None or clock is None else clock.from_reference(high),
+        )
+        for clock in clocks
+    ]
 
 
 def _ranks(

@@ -23,7 +23,7 @@ class Options:
     """Only these steps, which are then the steady ones."""
     ranks: frozenset[int] | None = None
     window: tuple[int | None, int | None] = (None, None)
-    """Only the time between these instants (ns, on each capture's own clock); steps must lie inside."""
+    """Only the time between these instants (ns, on the first rank's clock); steps must lie inside."""
     step_marker: str | None = None
     """Name of the NVTX range that marks a step, or a regular expression for it."""
     skip_warmup: int | None = None

@@ -128,3 +128,26 @@ def test_no_two_steps_of_a_rank_share_a_number(ranks):
     for steps, mine in zip(ranks, numbered(ranks, [len(steps) for steps in ranks]), strict=True):
         assert len(set(mine.values())) == len(steps)
         assert min(mine.values(), default=0) >= 0
+
+
+@pytest.mark.parametrize("drift", [0.0, 20e-6])
+def test_a_window_is_one_time_on_all_clocks(drift):
+    """GIVEN two captures with clocks far apart, WHEN a window is asked for, THEN it is one time of the job."""
+    made = job(lambda rank, step: step, ranks=2, capture_of=[0, 1], clocks={1: ClockOf(40_000_000, drift)})
+    timeline = made.timeline()
+    steps = [step.start_ns for step in tracekit.analyze(timeline).ranks[0].steps]
+    window = (steps[2], steps[5])
+    found = tracekit.analyze(timeline, Options(window=window))
+    assert [len(rank.steps) for rank in found.ranks] == [3, 3]
+    first, second = found.ranks
+    ahead = 40_000_000 + round(drift * first.start_ns)
+    assert second.start_ns - first.start_ns == pytest.approx(ahead, abs=5_000)
+    assert first.totals.wall_ns == pytest.approx(second.totals.wall_ns, abs=5_000)
+
+
+def test_a_window_without_alignment_is_each_captures_own():
+    made = job(lambda rank, step: step, ranks=2, capture_of=[0, 1], clocks={1: ClockOf(2_000)})
+    timeline = made.timeline()
+    start = tracekit.analyze(timeline).ranks[0].steps[2].start_ns
+    found = tracekit.analyze(timeline, Options(window=(start, None), align=False))
+    assert [rank.start_ns for rank in found.ranks] == [start, start]

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     type=Window(),
     default=":",
     show_default=False,
-    help="Only this time on the capture's clock, e.g. 1.2s:1.5s.",
+    help="Only this time on the first rank's clock, e.g. 1.2s:1.5s.",
 )
 @click.option(
     "--skip-warmup",

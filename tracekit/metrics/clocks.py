@@ -59,6 +59,14 @@ class ClockFit:
         drifted = np.rint(self.drift * (t - self.origin_ns)).astype(np.int64) if self.drift else 0
         return t - self.offset_ns - drifted
 
+    def from_reference(self, t: int) -> int:
+        """An instant of the reference's clock on this one."""
+        return (
+            round((t + self.offset_ns - self.drift * self.origin_ns) / (1.0 - self.drift))
+            if self.drift
+            else (t + self.offset_ns)
+        )
+
 
 SAME = ClockFit(offset_ns=0, drift=0.0, origin_ns=0, uncertainty_ns=None, method="same_capture")
 

@@ -43,7 +43,7 @@ def measure_ranks(
     sizes: dict[int, int],
     *,
     step_marker: str | None,
-    window: tuple[int | None, int | None],
+    windows: Sequence[tuple[int | None, int | None]],
     done: Callable[[int], None],
 ) -> list[RankMeasures]:
     """Take each rank's own measures, as `measure_rank` does; ``done`` is called with the number of ranks measured.
@@ -53,7 +53,7 @@ def measure_ranks(
     measured: list[RankMeasures] = []
 
     def covers_by_rank() -> Iterator[Covers]:
-        for track in tracks:
+        for track, window in zip(tracks, windows, strict=True):
             m = measure_rank(timeline, track, sizes, step_marker=step_marker, window=window)
             measured.append(replace(m, covers=nothing))
             done(len(measured))
