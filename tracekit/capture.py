@@ -10,7 +10,9 @@ from glob import glob
 from os import PathLike
 from pathlib import Path
 
+from tracekit.config import Thresholds
 from tracekit.errors import CaptureError, NoGpuWorkError
+from tracekit.jobs import require_one_job
 from tracekit.kernel_classes import BY_NAME, KernelClasses
 from tracekit.ranks import assign_ranks
 from tracekit.readers.database import Progress
@@ -30,6 +32,7 @@ def open_captures(
     workers: int | None = None,
     kernels: KernelClasses = BY_NAME,
     strict: bool = True,
+    one_job: Thresholds | None = None,
 ) -> Timeline:
     """Read captures of one job into a timeline.
 
@@ -40,7 +43,8 @@ def open_captures(
     ``kernels`` says which kernels are communication or compute, where their names do not. Where not ``strict``, of
     several captures those that cannot be read are left out; `Timeline.left_out` names them, and those without ranks.
 
-    Raises `CaptureError` for what cannot be read and `NoGpuWorkError` when no capture holds a rank.
+    Raises `CaptureError` for what cannot be read, `NoGpuWorkError` when no capture holds a rank and, by the
+    thresholds in ``one_job``, `UsageError` for captures that are not of one job.
     """
     raw, names, left_out = read_captures(
         find_captures(paths),
@@ -52,6 +56,8 @@ def open_captures(
     )
     if require_ranks and not any(capture.tracks for capture in raw):
         raise _no_ranks(raw)
+    if one_job is not None and len(raw) > 1:
+        require_one_job(raw, len(names), one_job)
     if require_ranks and not strict:
         left_out += tuple((capture.info.path, f"it holds {_held(capture)}") for capture in raw if not capture.tracks)
     return replace(_assemble(raw, names), kernel_classes=kernels, left_out=left_out)

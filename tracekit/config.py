@@ -104,6 +104,10 @@ class Thresholds:
     is exposed: more than natural spread (1.5-1.8 %)."""
     slow_link_ratio: float = 0.6
     """† A communicator whose bus bandwidth is below this × that of the others of its kind is slow."""
+    same_job_ns: int = 3_600_000_000_000
+    """† Captures further apart in time than this (an hour) are of different jobs, unless they share a communicator."""
+    same_job_kernels_share: float = 0.05
+    """† Captures on one kind of GPU with less of their compute time in kernels of the same names are other models'."""
     clock_tolerance_ns: int = 2_000
     """GPU timestamps tick at 32 ns to 1 µs; ends of one collective differ by up to ±2 µs (measured)."""
     timestamp_tick_ns: int = 1_000

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     metavar="CHANGES",
     help="Replay steps with changes made, e.g. bandwidth=2x,straggler=off; can be given several times.",
 )
+@click.option("--force", is_flag=True, help="Take the captures as one job, though they seem to be of several.")
 @click.option("--no-rules", is_flag=True, help="Account only; check no rules.")
 @click.option(
     "--allow-no-gpu", is_flag=True, help="Report steps, phases and collectives by NVTX where no GPU work was captured."
@@ -113,6 +114,7 @@ def analyze(
     no_color: bool,
     comm_kernels: tuple[str, ...],
     compute_kernels: tuple[str, ...],
+    force: bool,
     **given: Any,
 ) -> int:
     """Account for every nanosecond of a step and say what exposes communication.
@@ -148,6 +150,7 @@ def analyze(
             require_ranks=not allow_no_gpu,
             kernels=chosen_classes(settings, comm_kernels, compute_kernels),
             strict=False,
+            one_job=None if force else options.thresholds,
         )
     with progress(quiet, "Measuring") as (progressing, _):
         detailed = html_path is not None or perfetto_path is not None
