@@ -54,6 +54,7 @@ COLUMNS = {
     SYNC: _ACTIVITY + "syncType eventId",
     "NVTX_EVENTS": "start end eventType rangeId category color text globalTid endGlobalTid textId domainId uint64Value"
     " int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText",
+    "OSRT_API": "start end eventClass globalTid correlationId nameId returnValue nestingLevel callchainId",
     "META_DATA_EXPORT": "name value",
     "META_DATA_CAPTURE": "name value",
     "EXPORT_META_DATA": "name value",

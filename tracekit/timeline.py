@@ -166,7 +166,7 @@ def _nothing_allocated() -> Allocations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OsCall:
-    """The last operating-system call of one host thread, where the capture traced them."""
+    """An operating-system call of one host thread, where the capture traced them."""
 
     thread: int
     """globalTid."""
@@ -200,7 +200,9 @@ class Process:
     unfinished: Int32 = field(default_factory=_no_rows)
     """Rows of ``calls`` that launched an operation which began and did not end in the capture."""
     os_calls: tuple[OsCall, ...] = ()
-    """Looked for only where ranges were open when the capture ended."""
+    """The last call of each thread; looked for only where ranges were open when the capture ended."""
+    long_os_calls: tuple[OsCall, ...] = ()
+    """The longest calls: what a host pauses in."""
     memory: Allocations = field(default_factory=_nothing_allocated)
     """Empty where the capture has no memory events."""
 

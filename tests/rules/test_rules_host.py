@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import host_jobs as jobs
 import pytest
+from handmade import AUTOGRAD, MAIN
 from host_jobs import MB, STEPS, US, job
+from nsys_builder import PID, global_tid, small_job
 
 import tracekit
 from tracekit.options import Options
 from tracekit.results import Severity
+from tracekit.timeline import OsCall
 
 ALWAYS = {"TK902"}
 """The jobs do not communicate."""
@@ -168,6 +171,39 @@ def test_tk406_says_what_range_the_host_is_in():
     found = findings(job(evaluation))["TK406"]
     assert found.title == "Step 2, once: the host is in save samples for 2.5 ms"
     assert "garbage" not in found.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "thread", "advice"),
+    [
+        ("read", MAIN, "read ahead"),
+        ("fsync", MAIN, "write in a thread"),
+        ("pthread_cond_wait", MAIN, "another one"),
+        ("nanosleep", MAIN, "sleeps"),
+        ("poll", AUTOGRAD, None),  # not of the thread that launches
+    ],
+)
+def test_tk406_names_the_system_call_that_the_host_is_in(name, thread, advice):
+    timeline = job(jobs.pause_in_step_2)
+    (rank,) = tracekit.analyze(timeline).ranks
+    begun = next(step for step in rank.steps if step.step == 2).start_ns
+    call = OsCall(thread=thread, name=name, start=begun + 2_100 * US, end=begun + 4_400 * US)
+    (process,) = timeline.processes
+    timeline = replace(timeline, processes=(replace(process, long_os_calls=(call,)),))
+    found = findings(timeline)["TK406"]
+    if advice is None:
+        assert "makes no CUDA call" in found.title
+    else:
+        assert found.title == f"Step 2, once: the host is in the system call {name} for 2.5 ms"
+        assert advice in found.fix
+
+
+def test_long_system_calls_are_read_and_short_ones_are_not(tmp_path):
+    export = small_job("2026.2")
+    for start, end in ((100, 400_000), (1_000, 900_000), (2_000, None)):
+        export.add("OSRT_API", start=start, end=end, globalTid=global_tid(PID), nameId=export.string("fsync"))
+    (process,) = tracekit.open(export.write(tmp_path / "a.sqlite")).processes
+    assert process.long_os_calls == (OsCall(thread=global_tid(PID), name="fsync", start=1_000, end=900_000),)
 
 
 @pytest.mark.parametrize("name", ["ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommSplit"])

@@ -162,6 +162,23 @@ class Database:
         )
         return self.rows(str(query.compile(dialect=_DIALECT)))
 
+    def longest(
+        self, table: str, start: str, end: str, at_least: int, limit: int, *columns: str
+    ) -> list[tuple[Any, ...]]:
+        """(start, end, columns) of the rows that last so long, longest first; [] where a column is missing."""
+        if not {start, end, *columns} <= set(self._tables.get(table, ())):
+            return []
+        lasted: sa.ColumnElement[int] = sa.column(end, sa.BigInteger) - sa.column(start, sa.BigInteger)
+        wanted: list[sa.ColumnClause[Any]] = [sa.column(name) for name in (start, end, *columns)]
+        query = (
+            sa.select(*wanted)
+            .select_from(sa.table(table))
+            .where(lasted >= at_least)
+            .order_by(lasted.desc(), sa.column(start))
+            .limit(limit)
+        )
+        return self.rows(str(query.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True})))
+
     def read(self, table: str, columns: Sequence[Column], progress: Progress | None = None) -> dict[str, Any]:
         """Read whole columns: int64 arrays, or `pyarrow.BinaryArray` for text. Rows are in no particular order.
 

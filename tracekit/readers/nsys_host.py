@@ -31,6 +31,9 @@ PUSH_POP, START_END, MARK, DOMAIN_CREATE = 59, 60, 34, 75
 DEFAULT_DOMAIN = 0
 UNKNOWN_DOMAIN = -2
 VERSION_SUFFIX = re.compile(r"_v\d+$|_ptsz$")
+LONG_OS_CALL_NS = 500_000
+"""Shorter calls of the operating system name no pause of a host."""
+OS_CALLS_KEPT = 20_000
 MARKS_KEPT = 1000
 """A run's description is one mark a process; more than this many JSON marks are somebody's log."""
 
@@ -209,6 +212,22 @@ def read_os_calls(tables: Tables) -> dict[int, list[OsCall]]:
         open_ = end is None or end in durations
         call = OsCall(thread=thread, name=tables.names[name], start=start, end=None if open_ else end)
         if name != NONE:
+            found.setdefault(thread & PID_MASK, []).append(call)
+    return found
+
+
+def read_long_os_calls(tables: Tables) -> dict[int, list[OsCall]]:
+    """The operating-system calls that last long enough to be what a host pauses in, by globalPid."""
+    found: dict[int, list[OsCall]] = {}
+    rows = [
+        row
+        for row in tables.db.longest("OSRT_API", "start", "end", LONG_OS_CALL_NS, OS_CALLS_KEPT, "globalTid", "nameId")
+        if all(isinstance(value, int) and abs(value) < (1 << 62) for value in row)
+    ]
+    names = tables.strings(np.array([row[3] for row in rows], np.int64))
+    for (start, end, thread, _), name in zip(rows, names.tolist(), strict=True):
+        if name != NONE:
+            call = OsCall(thread=thread, name=tables.names[name], start=start, end=end)
             found.setdefault(thread & PID_MASK, []).append(call)
     return found
 

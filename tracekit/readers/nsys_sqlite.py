@@ -23,6 +23,7 @@ from tracekit.readers.nsys_host import (
     process_ranges,
     process_syncs,
     read_calls,
+    read_long_os_calls,
     read_nvtx,
     read_os_calls,
     read_syncs,
@@ -85,6 +86,7 @@ def read_nsys_sqlite(
     syncs = read_syncs(tables)
     memory = read_memory(tables)
     os_calls = read_os_calls(tables) if nvtx.columns["open"].any() else {}
+    long_os_calls = read_long_os_calls(tables)
     lacks = _lacks(gpu, calls, nvtx.columns, memory, has_payload=bool(nvtx.payload))
 
     # Launchers and data workers are processes too, but say nothing: only those with GPU work or NVTX are kept. Without
@@ -127,6 +129,7 @@ def read_nsys_sqlite(
                 open_calls=open_calls,
                 unfinished=lasting[lasting != NONE],
                 os_calls=tuple(os_calls.get(global_pid, ())),
+                long_os_calls=tuple(long_os_calls.get(global_pid, ())),
                 memory=process_memory(memory, of_memory[i]),
             )
         )

@@ -69,11 +69,12 @@ def _communicator(loss: Loss) -> Finding:
 def _pause(context: Context, loss: Loss) -> Finding:
     lengths = loss.lengths()
     where, between, count = _range_of(loss), _between(loss), len(lengths)
+    system = None if where else _os_call_of(loss)
     often = _steps_with(loss)
     repeated = between is not None and not context.steps
     few = bool(context.steps) and often > 1
     shown = milliseconds(float(np.median(lengths)) if few or repeated else float(lengths.max()))
-    doing = f"is in {where}" if where else "makes no CUDA call"
+    doing = f"is in {where}" if where else f"is in the system call {system}" if system else "makes no CUDA call"
     if repeated and between is not None:
         (before, after), times = between
         title = f"Between {before} and {after} the host {doing} for {shown:.1f} ms, {times} times"
@@ -96,12 +97,13 @@ def _pause(context: Context, loss: Loss) -> Finding:
             ),
             Evidence(metric="longest one ends with", value=_longest_before(loss), unit=""),
             Evidence(metric="range that most of it is in", value=where, unit=""),
+            Evidence(metric="system call that most of it is in", value=system, unit=""),
         ],
-        _fix(context, few, where),
+        _fix(context, few, where, system),
     )
 
 
-def _fix(context: Context, few: bool, where: str | None) -> str:
+def _fix(context: Context, few: bool, where: str | None, system: str | None) -> str:
     """Python's collector is suspected only of pauses that come again, in a Python process, inside no range."""
     if where is not None:
         return f"See what {where} does there, and whether it can wait, or be done beside the launches."
@@ -109,6 +111,14 @@ def _fix(context: Context, few: bool, where: str | None) -> str:
         "Python's garbage collector pauses like this: gc.disable() and gc.collect() on all ranks at the same step "
     )
     collects += "(gc.freeze() after set-up). Otherwise capture with --python-sampling=true to see what runs then."
+    if system is not None:
+        kind = next(
+            (text for names, text in SYSTEM_CALLS if any(name in system.removeprefix("pthread_") for name in names)),
+            "See who calls it",
+        )
+        return (
+            f"{kind}: nsys profile -t cuda,nvtx,osrt --osrt-backtrace-threshold=500000 shows from where it is called."
+        )
     sampling = "To see what the host does then, capture with nsys profile -t cuda,nvtx,osrt --sample=process-tree"
     runtime = runtime_of(context.timeline)
     in_python = runtime in ("torch", "jax", "python")
@@ -141,6 +151,37 @@ def _range_of(loss: Loss) -> str | None:
         name = _innermost(view, thread_of(view, bubbles.after[rows]), middle, bubbles.ns[rows])
         time.add(name, bubbles.ns[rows], view.names.__getitem__)
         whole += int(bubbles.ns[rows].sum())
+    most, ns = time.most()
+    return most if ns >= NAMED_SHARE * whole else None
+
+
+SYSTEM_CALLS = (
+    (
+        ("read", "open", "mmap", "fread", "stat", "getdents"),
+        "Files are read meanwhile: read ahead, beside the launches",
+    ),
+    (("write", "sync", "fclose"), "Files are written meanwhile: write in a thread of its own"),
+    (("cond", "sem", "futex", "mutex", "join", "rwlock"), "The thread waits for another one"),
+    (("sleep",), "The thread sleeps: wait for what it waits for instead"),
+    (("poll", "select", "epoll", "recv", "accept", "connect"), "The thread waits for a socket or another process"),
+    (("ioctl",), "The driver works: memory that is mapped, or a GPU that is set up"),
+)
+"""By parts of names; the first that fits."""
+
+
+def _os_call_of(loss: Loss) -> str | None:
+    """The system call of the launching thread, or of the main one, that most of the pauses' time is in."""
+    time, whole = Weights(), 0
+    for view, rows in zip(loss.views, loss.rows, strict=True):
+        bubbles, thread = view.bubbles, thread_of(view, view.bubbles.after[rows])
+        start, end = bubbles.start[rows], bubbles.end[rows]
+        whole += int(bubbles.ns[rows].sum())
+        for call in view.process.long_os_calls:
+            mine = (thread == call.thread) | np.bool_(view.activity.speaker == call.thread)
+            inside = np.minimum(end, call.end if call.end is not None else end) - np.maximum(start, call.start)
+            ns = int(inside[mine & (inside > 0)].sum())
+            if ns:
+                time.add_one(call.name, ns)
     most, ns = time.most()
     return most if ns >= NAMED_SHARE * whole else None
 
