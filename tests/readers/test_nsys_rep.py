@@ -106,6 +106,10 @@ def test_an_nsys_that_knows_no_blobs_is_not_asked_for_them(report: Path, fake_ns
     ("body", "said"),
     [
         (
+            'echo "Report was created in Nsight Systems version (2026.3.1), newer than this one." >&2; exit 1\n',
+            r"made by a newer Nsight Systems \(2026.3.1\) than the one installed here \(2023.4.4.54-123\)",
+        ),
+        (
             'echo "The report comes from a version newer than your current version (2022.4)." >&2; exit 1\n',
             r"made by a newer Nsight Systems than the one installed here \(2023.4.4.54-123\)",
         ),

@@ -18,6 +18,12 @@ from tracekit.readers.database import MAGIC, read_header
 INSTALL_HINT = (
     "Install Nsight Systems here, or export where it is: nsys export --type sqlite --include-blobs=true REPORT.nsys-rep"
 )
+NEWER = re.compile(
+    r"(?:created|made|generated) (?:in|with|by) Nsight Systems (?:version )?\(?([0-9][\w.\-]*)\)?[^\n]{0,40}newer"
+    r"|newer (?:than|version)",
+    re.IGNORECASE,
+)
+"""How nsys says that a report is newer than it is, from version to version."""
 
 
 def export_to_sqlite(report: Path, *, show_progress: bool = False) -> tuple[Path, bool]:
@@ -74,9 +80,10 @@ def _run(nsys: str, report: Path, target: Path, *, show_progress: bool) -> None:
         check=False,
     )
     said = ((run.stdout or b"") + (run.stderr or b"")).decode("utf-8", "replace")
-    if "newer than your current version" in said or "newer version" in said:
+    if newer := NEWER.search(said):
+        made_by = f" ({newer[1]})" if newer[1] else ""
         raise CaptureError(
-            f"{report}: made by a newer Nsight Systems than the one installed here ({_version(nsys)})",
+            f"{report}: made by a newer Nsight Systems{made_by} than the one installed here ({_version(nsys)})",
             hint="Update Nsight Systems, or export the report with the version that made it.",
         )
     # Only what can be read goes into the cache.
