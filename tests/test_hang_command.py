@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
+import socket
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,22 @@ def test_what_is_neither_a_capture_nor_a_dump_is_called_so(tmp_path):
 def test_names_cannot_steer_the_terminal(tmp_path):
     write_dumps(tmp_path, lambda rank: [("0", 1, "x\x1b[31m", "scheduled")], (0, 1), {"0": ("\x1b]0;", (0, 1))})
     assert "\x1b" not in run(tmp_path).stdout
+
+
+def test_pipes_sockets_and_devices_are_never_opened(tmp_path):
+    write_dumps(tmp_path, lambda rank: [("0", 1, "all_reduce", "completed"), ("0", 2, "all_reduce", "started")], (0, 1))
+    pipe = tmp_path / "fr_dump_pipe_0.pipe"
+    os.mkfifo(pipe)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "trace_socket"))
+    dumps = sorted(tmp_path.glob("*_rank_*"))
+    for special in (pipe, tmp_path / "trace_socket", "/dev/zero"):
+        document = json.loads(run(*dumps, special, "--json", "-").stdout)
+        assert document["verdict"] == "unfinished"
+        assert document["notes"] == [f"{special} was passed over: it is a pipe, socket or device"]
+        alone = run(special)
+        assert alone.exit_code == 3
+        assert "which is not opened" in alone.stderr
+    listening.close()
+    for several in (tmp_path, tmp_path / "*"):  # a folder or pattern that holds some as well
+        assert json.loads(run(several, "--json", "-").stdout)["verdict"] == "unfinished"

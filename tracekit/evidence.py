@@ -174,6 +174,8 @@ class RankEvidence:
     """When its capture or dump ended, on one clock for all ranks (ns); None where it cannot be told."""
     activity: Activity
     status: Status = NO_STATUS
+    at_rest: bool = False
+    """Its process counts all that it has launched as completed, in whatever groups."""
     process: ProcessFacts = NO_FACTS
 
 

@@ -240,10 +240,65 @@ def test_states_by_version(tmp_path):
         ("nccl:send 1->2", "send_recv"),
         ("xccl:all_to_all", "all_to_all"),
         ("nccl:something_new", "something_new"),
+        ("nccl:all_gather_single", "all_gather"),
+        ("ncclx:all_gather_single", "all_gather"),
+        ("all_gather_into_tensor", "all_gather"),
+        ("nccl:all_gather_into_tensor_coalesced", "all_gather"),
+        ("nccl:all_gather_v", "all_gather"),
+        ("reduce_scatter_tensor", "reduce_scatter"),
+        ("nccl:reduce_scatter_single", "reduce_scatter"),
+        ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter"),
+        ("nccl:_reduce_scatter_oop", "reduce_scatter"),
+        ("ncclx:reduce_scatter_v", "reduce_scatter"),
+        ("nccl:all_to_all_single", "all_to_all"),
+        ("nccl:all_to_all_v_single", "all_to_all"),
+        ("ucc:alltoall_base", "all_to_all"),
+        ("nccl:ALLTOALL_BASE", "all_to_all"),
+        ("nccl:allreduce_coalesced", "all_reduce"),
+        ("nccl:all_reduce_sparse", "all_reduce"),
+        ("nccl:_reduce_oop", "reduce"),
+        ("gloo:barrier", "barrier"),
+        ("gloo:gather", "gather"),
+        ("nccl:scatter", "scatter"),
+        ("xccl:_allgather_base", "all_gather"),
+        ("nccl:recv 0<-1", "send_recv"),
+        ("nccl:coalesced", "coalesced"),
     ],
 )
 def test_ops_by_torchs_names(name, op):
     assert op_of(name) == op
+
+
+@pytest.mark.parametrize(
+    ("name", "into", "out", "fits"),
+    [
+        ("nccl:all_gather_single", 10, 20, True),
+        ("nccl:all_gather_single", 10, 10, False),
+        ("nccl:reduce_scatter_single", 20, 10, True),
+        ("nccl:reduce_scatter_single", 10, 10, False),
+        ("nccl:reduce_scatter_tensor_coalesced", 20, 10, True),
+        ("ncclx:reduce_scatter_v", 20, 5, False),
+        ("nccl:allreduce_coalesced", 10, 10, True),
+        ("gloo:all_reduce", 10, 20, False),
+        ("nccl:all_to_all_single", 10, 10, True),
+    ],
+)
+def test_sizes_are_compared_under_every_name(tmp_path, name, into, out, fits):
+    for rank in (0, 1):
+        dump(tmp_path / f"r_{rank}", [entry(1, name, (into,), (out,), state="scheduled")])
+    hang = diagnose(read_dumps(dumps_in(tmp_path)), DEFAULT)
+    assert hang.verdict == ("unfinished" if fits else "size_mismatch")
+
+
+def test_the_host_and_the_thread_are_told_where_the_dump_or_its_name_does(tmp_path):
+    started = entry(1, thread_name="pt_autograd_0", thread_id="140")
+    paths = [
+        dump(tmp_path / "nccl_trace_rank_node-07.cluster_1", [started]),
+        dump(tmp_path / "nccl_trace_rank_0", [entry(1)], hostname="node-06", pid=4711),
+    ]
+    first, second = (rank.process for rank in read_dumps(paths).ranks)
+    assert (first.host, first.pid, first.thread) == ("node-06", 4711, None)
+    assert (second.host, second.pid, second.thread) == ("node-07.cluster", None, "pt_autograd_0 140")
 
 
 class RunsCode:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,12 @@ def hang(
     from tracekit.config import DEFAULT
     from tracekit.metrics.hangs import diagnose
 
+    paths, skipped = _without_special(paths)
     dumps, captures = _sorted_out(paths)
     outputs = [path for path in (json_path, html_path) if path is not None and path != "-"]
     check_outputs(outputs, [*dumps, *captures])
-    verdict = diagnose(_evidence(dumps, captures, step_marker, quiet), DEFAULT)
+    evidence = _evidence(dumps, captures, step_marker, quiet)
+    verdict = diagnose(replace(evidence, notes=(*evidence.notes, *skipped)), DEFAULT)
     if json_path:
         from tracekit.report.files import write_whole
         from tracekit.report.json import hang_dict
@@ -73,6 +76,17 @@ def hang(
     if json_path != "-" and not quiet:
         _print(verdict, verbose)
     return ExitStatus.FINDING if verdict.is_hang else ExitStatus.DONE
+
+
+def _without_special(paths: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """(the paths that are not pipes, sockets or devices, a word about each of those): they are never opened."""
+    from tracekit.readers.dump_files import is_special
+
+    special = [path for path in paths if is_special(path)]
+    if special and len(special) == len(paths):
+        raise CaptureError(f"{special[0]}: a pipe, socket or device, which is not opened", hint=WHAT_CAN_BE_READ)
+    words = [f"{path} was passed over: it is a pipe, socket or device" for path in special]
+    return tuple(path for path in paths if path not in special), words
 
 
 def _sorted_out(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -37,13 +37,20 @@ DAMAGED = (
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file begins as dumps do: a pickle or a JSON object. False for what cannot be read."""
+    """Whether a file begins as dumps do: a pickle or a JSON object. False for what cannot be read, or is no file."""
+    if is_special(str(path)):
+        return False
     try:
         with path.open("rb") as file:
             start = file.read(64)
     except OSError:
         return False
     return _is_pickle(start) or start.lstrip().startswith(b"{")
+
+
+def is_special(path: str) -> bool:
+    """Whether a path names a pipe, a socket or a device: to open one can wait forever, or ask a job for its dump."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112, PTH113
 
 
 def dumps_in(folder: Path) -> list[Path]:

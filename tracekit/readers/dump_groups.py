@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tracekit.evidence import UNKNOWN
 from tracekit.readers.dump_values import number, text
 from tracekit.readers.raw import LARGEST_RANK
 
@@ -78,6 +79,13 @@ def counts_of(status: Any, groups: Mapping[str, Group], names: Mapping[str, str]
                 mapped=key in names,
             )
     return found
+
+
+def is_at_rest(status: Any) -> bool:
+    """Whether all that the process has launched is completed, by its count of each group."""
+    counts = [facts for facts in status.values() if isinstance(facts, dict)] if isinstance(status, dict) else []
+    pairs = [(_count(c.get("last_enqueued_collective")), _count(c.get("last_completed_collective"))) for c in counts]
+    return bool(pairs) and all(launched == completed != UNKNOWN for launched, completed in pairs)
 
 
 def _count(told: Any) -> int:

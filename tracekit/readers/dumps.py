@@ -123,6 +123,7 @@ class Job:
             end_ns=None,
             activity=Activity(last_collective=dump.last_collective, frames=dump.frames),
             status=self._status(dump, communicators),
+            at_rest=dump.at_rest,
             process=dump.process,
         )
 

@@ -19,12 +19,12 @@ from tracekit.errors import CaptureError
 from tracekit.evidence import UNKNOWN, ProcessFacts, State
 from tracekit.readers.dump_entries import Rows, Unread
 from tracekit.readers.dump_files import WHAT_IS_ONE, load_dump
-from tracekit.readers.dump_groups import Count, Group, counts_of, groups_of
+from tracekit.readers.dump_groups import Count, Group, counts_of, groups_of, is_at_rest
 from tracekit.readers.dump_values import frames, number, rank, text
 from tracekit.readers.raw import LARGEST_RANK
 
-TRAILING_NUMBER = re.compile(r"(\d{1,9})(?:\.[A-Za-z]\w*)*$")
-HOST_IN_NAME = re.compile(r"rank_([A-Za-z][\w.-]*?)_\d{1,9}(?:\.[A-Za-z]\w*)*$")
+TRAILING_NUMBER = re.compile(r"(\d{1,9})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
+HOST_IN_NAME = re.compile(r"rank_([A-Za-z][\w.-]*?)_\d{1,9}(?:\.[A-Za-z][A-Za-z0-9]*)*$")
 WORLD = "default_pg"
 
 
@@ -59,6 +59,8 @@ class Dump:
     """Names of groups in which the rank sends or receives."""
     counts_operations: bool
     """Those counts are of operations of all kinds, which are not comparable."""
+    at_rest: bool
+    """The process counts all that it has launched as completed."""
     process: ProcessFacts
 
 
@@ -101,6 +103,7 @@ def read_dump(path: Path) -> Dump:
         counts_operations=any(
             counts[name].launched == op != seq for name, (seq, op) in rows.last.items() if name in counts
         ),
+        at_rest=is_at_rest(data.get("pg_status")),
         process=_process(data, last, path),
     )
 

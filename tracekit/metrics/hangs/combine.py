@@ -34,14 +34,12 @@ def combine(dumps: Evidence, captures: Evidence) -> Evidence:
     ):
         if there:
             notes.append(f"{len(there):,} of the ranks have {word} and no {other}")
-    return Evidence(
+    return replace(
+        dumps,
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
-        communicators=dumps.communicators,
-        names=dumps.names,
         world_size=dumps.world_size or captures.world_size,
         interrupted=captures.interrupted or None,  # the capture may have ended before the job stood still
         notes=(*dumps.notes, *captures.notes, *notes),
-        lacking=dumps.lacking,
     )
 
 

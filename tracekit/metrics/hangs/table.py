@@ -200,7 +200,8 @@ def appended(table: Table, after: Table) -> Table:
 
 def is_silent(rank: RankEvidence) -> bool:
     """Whether a source says nothing of its rank: no collective, no count, no activity, as with the recorder off."""
-    return not len(rank.entries) and not len(rank.status.communicator) and rank.activity == Activity()
+    counts = rank.at_rest or len(rank.status.communicator) > 0
+    return not len(rank.entries) and not counts and rank.activity == Activity()
 
 
 def _column(evidence: Evidence, name: str, dtype: type) -> NDArray[Any]:
