@@ -336,6 +336,32 @@ def test_batches_that_fit_and_do_not_end_blame_nobody(tmp_path):
     assert (hang.verdict, names(hang)) == ("unfinished", set())
 
 
+@pytest.mark.parametrize("sent", [True, False])
+def test_batches_that_are_counted_among_the_collectives(tmp_path, sent):
+    # Older versions of torch do not count messages, and write the end of a batch down as a collective. Members of a
+    # batch are never told to be over: their batch's end is.
+    job = Job({"3": ("PIPELINE", (0, 1, 2))})
+
+    def batch(rank, seq, *texts, state="completed"):
+        for text in texts:
+            job.rank(rank).message("3", 0, text, collective_seq_id=seq)
+        job.rank(rank).call("3", seq, "coalesced", state=state, input_sizes=[], output_sizes=[])
+
+    for seq in (1, 2, 3):
+        batch(0, seq, "send 0->1")
+        batch(1, seq, "recv 1<-0", "send 1->2")
+        batch(2, seq, "recv 2<-1")
+    batch(1, 4, "recv 1<-0", "send 1->2", state="started")
+    batch(2, 4, "recv 2<-1", state="started")
+    if sent:
+        batch(0, 4, "send 0->1", state="started")
+    hang = job.judge(tmp_path)
+    assert hang.verdict == ("unfinished" if sent else "missing_rank")
+    assert names(hang) == (set() if sent else {0})
+    if not sent:
+        assert (hang.communicator, hang.seq) == ("3: 0 to 1", 4)
+
+
 def test_messages_of_different_sizes(tmp_path):
     job = Job({"3": ("PIPELINE", (0, 1, 2))})
     for number in (1, 2, 3):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,11 @@ from tracekit.readers.dump_values import LARGEST, dtype, elements, number, text,
 STATES = {"scheduled": State.ISSUED, "started": State.STARTED, "completed": State.COMPLETED}
 COLUMNS = ("communicator", "seq", "op", "elements_in", "elements_out", "dtype", "state", "launch", "created")
 MOST_UNREAD = 100
+BACKENDS = ("nccl", "nccl2", "ncclx", "rccl", "rcclx", "xccl", "mccl", "hccl", "ucc", "gloo")
+GROUP_ENDS = frozenset({GROUP_END, *(f"{backend}:{GROUP_END}" for backend in BACKENDS)})
 
+Key = tuple[str, bool, int, int | None]
+"""(group, whether it is a message, its number, the collectives before it)."""
 Unread = tuple[str, int, str | None, int]
 """(group, seq or UNKNOWN, op, state) of an entry that is not finished and cannot be put beside the others."""
 
@@ -53,16 +55,34 @@ class Rows:
 
     def add(self, entries: list[dict[str, Any]]) -> None:
         """All entries, oldest first; the members of a coalesced group become one row, or one launch."""
-        for key, pairs in groupby(zip(map(_key, entries), entries, strict=True), key=itemgetter(0)):
-            members = [entry for _, entry in pairs]
-            self._launch += 1
-            if key is None:
-                for member in members:
-                    self._pass_over(member, UNKNOWN)
-            elif key[1]:
-                self._point_to_point(members, key[2])
+        members: list[dict[str, Any]] = []
+        key: Key | None = None
+        for entry in entries:
+            own, name = _key(entry), entry.get("profiling_name")
+            ends = type(name) is str and name in GROUP_ENDS
+            # The end of a batch of messages may be written down as a collective.
+            of_batch = ends and own is not None and key is not None and key[1] and own[0] == key[0]
+            if members and key is not None and (own == key or of_batch):
+                members.append(entry)
             else:
-                self._collective(members, key[2])
+                self._close(key, members)
+                key, members = own, [entry]
+            if ends:
+                self._close(key, members)
+                members = []
+        self._close(key, members)
+
+    def _close(self, key: Key | None, members: list[dict[str, Any]]) -> None:
+        if not members:
+            return
+        self._launch += 1
+        if key is None:
+            for member in members:
+                self._pass_over(member, UNKNOWN)
+        elif key[1]:
+            self._point_to_point(members, key[2])
+        else:
+            self._collective(members, key[2])
 
     def group(self, name: str, description: str) -> int:
         """Index of a process group."""
@@ -186,12 +206,16 @@ class Rows:
         return state
 
 
-def _key(entry: dict[str, Any]) -> tuple[str, bool, int] | None:
-    """What the members of one coalesced group share; None for an entry that is not one."""
+def _key(entry: dict[str, Any]) -> Key | None:
+    """What the members of one coalesced group share; None for an entry that is not one.
+
+    Versions of torch count a batch of messages among the messages, or among the collectives.
+    """
     group = entry.get("process_group")
     to_one = bool(entry.get("is_p2p"))
     seq = entry.get("p2p_seq_id" if to_one else "collective_seq_id")
     if type(seq) is not int or not 0 <= seq < LARGEST or type(group) not in (list, tuple) or not group:
         return None
     name = group[0] if type(group[0]) is str else text(group[0])
-    return None if name is None else (name, to_one, seq)
+    among = entry.get("collective_seq_id") if to_one else None
+    return None if name is None else (name, to_one, seq, among if type(among) is int else None)

@@ -74,8 +74,8 @@ def _joined_ends(raw: Raw, ends: list[End], *, by_number: bool) -> tuple[Raw, li
         return _numbered(raw, [end.entries for end in ends], numbers), [len(end.entries) for end in ends]
     if not any(len(end.open) for end in ends):
         return None
-    if by_number and all(len(end.entries) for end in ends):
-        numbers = [raw.seq[end.entries] for end in ends]
+    numbers = [raw.seq[end.entries] for end in ends]
+    if by_number and all(len(number) and np.all(np.diff(number) > 0) for number in numbers):
         lasts = [int(number[-1]) for number in numbers]
         return _numbered(raw, [end.entries for end in ends], numbers), lasts
     longest = max(ends, key=lambda end: len(end.open))
