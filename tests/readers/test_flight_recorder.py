@@ -395,6 +395,22 @@ def test_what_is_no_dump(tmp_path, content, words):
         read_dumps([path])
 
 
+def test_a_dump_that_was_cut_off_does_not_hide_the_others(tmp_path):
+    for rank in range(3):
+        started = [] if rank == 1 else [entry(2, state="started")]
+        config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+        path = dump(tmp_path / f"r_{rank}", [entry(1), *started], config=config)
+        if rank == 2:
+            path.write_bytes(path.read_bytes()[:-40])
+    evidence = read_dumps(sorted(tmp_path.iterdir()))
+    assert [rank.rank for rank in evidence.ranks] == [0, 1]
+    [note] = [note for note in evidence.notes if "passed over" in note]
+    assert "r_2" in note
+    assert "damaged or cut-off" in note
+    hang = diagnose(evidence, DEFAULT)
+    assert (hang.verdict, hang.missing_ranks) == ("missing_rank", (1,))
+
+
 def test_a_folder_holds_other_files_too(tmp_path):
     dump(tmp_path / "nccl_trace_rank_0", [entry(1)])
     dump(tmp_path / "any.name.1", [entry(1)], as_json=True)

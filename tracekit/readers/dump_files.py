@@ -97,10 +97,15 @@ def _has_their_keys(path: Path) -> bool:
     return any(key in near for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
 
 
+class DamagedDumpError(CaptureError):
+    """A dump that was cut off, as by the end of the job while it was written."""
+
+
 def load_dump(path: Path) -> dict[str, Any]:
     """The content of a dump.
 
-    Raises `CaptureError` for what is none, is damaged, or is a pickle that refers to any code.
+    Raises `CaptureError` for what is none or is a pickle that refers to any code, and `DamagedDumpError` for what is
+    cut off.
     """
     try:
         if path.stat().st_size > LARGEST_FILE:
@@ -115,7 +120,7 @@ def load_dump(path: Path) -> dict[str, Any]:
         raise CaptureError(f"{path}: needs far more memory than its size warrants", hint=COPY_AGAIN) from None
     except DAMAGED as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CaptureError(f"{path}: a damaged or cut-off dump ({why})", hint=COPY_AGAIN) from error
+        raise DamagedDumpError(f"{path}: a damaged or cut-off dump ({why})", hint=COPY_AGAIN) from error
     if not isinstance(data, dict) or not isinstance(data.get("entries", []), list):
         raise CaptureError(f"{path}: not a dump of PyTorch's flight recorder", hint=WHAT_IS_ONE)
     if "entries" not in data and "pg_config" not in data:

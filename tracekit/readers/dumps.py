@@ -23,6 +23,7 @@ from tracekit.evidence import (
     Status,
     Unread,
 )
+from tracekit.readers.dump_files import COPY_AGAIN, DamagedDumpError
 from tracekit.readers.dump_groups import Group
 from tracekit.readers.flight_recorder import Dump, is_unfinished, read_dump, unknown_rank
 from tracekit.workers import POSSIBLE, WorkerEndedError, cores, run
@@ -30,6 +31,7 @@ from tracekit.workers import POSSIBLE, WorkerEndedError, cores, run
 PARALLEL_FROM = 32 << 20
 """Bytes of dumps from which more than one process reads them."""
 CHUNK = 16
+MOST_DAMAGED_NAMED = 5
 MOST_PROCESSES = 16
 
 Progress = Callable[[int, int], None]
@@ -39,9 +41,12 @@ def read_dumps(paths: Sequence[Path], progress: Progress | None = None) -> Evide
     """Read the dumps of one job, one a rank; ``progress`` gets (files done, files).
 
     Raises `CaptureError` for a file that is no dump, two dumps of one rank, a dump of unknown rank, and dumps whose
-    process groups contradict one another: they are of different jobs.
+    process groups contradict one another: they are of different jobs. A damaged dump beside others is passed over.
     """
-    dumps = _read_all(paths, progress or (lambda done, expected: None))
+    read = _read_all(paths, progress or (lambda done, expected: None))
+    dumps, damaged = [dump for dump in read if isinstance(dump, Dump)], [text for text in read if isinstance(text, str)]
+    if not dumps and damaged:
+        raise DamagedDumpError(damaged[0], hint=COPY_AGAIN)
     _check_ranks(dumps)
     dumps.sort(key=lambda dump: dump.rank or 0)
     job = Job(counts=not any(dump.counts_operations for dump in dumps), mixed=_mixed(dumps))
@@ -62,7 +67,7 @@ def read_dumps(paths: Sequence[Path], progress: Progress | None = None) -> Evide
         names=tuple(job.names),
         world_size=len(job.world) if job.world else None,
         interrupted=None,
-        notes=_notes(dumps, job.guessed),
+        notes=(*_passed_over(damaged), *_notes(dumps, job.guessed)),
         only_unfinished=_only_unfinished(dumps),
         unread=tuple(unread for dump in dumps for unread in _unread(dump)),
     )
@@ -162,12 +167,12 @@ class Job:
         return self._name_of[name]
 
 
-def _read_all(paths: Sequence[Path], progress: Progress) -> list[Dump]:
-    """In order of the paths; by several processes where it is much."""
+def _read_all(paths: Sequence[Path], progress: Progress) -> list[Dump | str]:
+    """In order of the paths, what is wrong in place of a damaged one; by several processes where it is much."""
     chunks = [(paths[i : i + CHUNK],) for i in range(0, len(paths), CHUNK)]
     processes = min(cores(), MOST_PROCESSES, len(chunks))
     if processes < 2 or not POSSIBLE or sum(path.stat().st_size for path in paths if path.exists()) < PARALLEL_FROM:
-        dumps = []
+        dumps: list[Dump | str] = []
         for done, chunk in enumerate(chunks, start=1):
             dumps += _read_chunk(*chunk)
             progress(min(done * CHUNK, len(paths)), len(paths))
@@ -182,15 +187,30 @@ def _read_all(paths: Sequence[Path], progress: Progress) -> list[Dump]:
     return [dump for dumps in read for dump in dumps]
 
 
-def _read_chunk(paths: Sequence[Path]) -> list[Dump]:
+def _read_chunk(paths: Sequence[Path]) -> list[Dump | str]:
     """Some dumps, without the garbage collector: their millions of small containers are in no cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return [read_dump(path) for path in paths]
+        return [_read_or_why_not(path) for path in paths]
     finally:
         if enabled:
             gc.enable()
+
+
+def _read_or_why_not(path: Path) -> Dump | str:
+    """A dump; of a damaged one, what is wrong."""
+    try:
+        return read_dump(path)
+    except DamagedDumpError as error:
+        return str(error)
+
+
+def _passed_over(damaged: Sequence[str]) -> tuple[str, ...]:
+    """What is told of dumps that were cut off: their ranks count as ranks without a dump."""
+    shown = tuple(f"passed over {why}" for why in damaged[:MOST_DAMAGED_NAMED])
+    rest = len(damaged) - len(shown)
+    return (*shown, *([f"{rest:,} further damaged dumps were passed over"] if rest else []))
 
 
 def _check_ranks(dumps: Sequence[Dump]) -> None:

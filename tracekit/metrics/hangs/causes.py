@@ -12,6 +12,9 @@ from tracekit.metrics.hangs.examine import Examined
 from tracekit.metrics.hangs.graph import Node, before, components, upstream
 from tracekit.metrics.hangs.table import NEVER
 
+MOST_WALKED = 500
+"""Causes up to which those who wait for each by way of others are counted; beyond, those inside it alone."""
+
 
 class Kind(IntEnum):
     """What a cause is; of two that as many ranks wait for, the earlier kind comes first."""
@@ -113,8 +116,9 @@ def _mismatches(examined: Examined, parted: dict[int, int], waiters: dict[int, l
 def _absences(examined: Examined, nodes: list[Node], waiters: dict[int, list[int]]) -> list[Cause]:
     """One cause for each set of ranks that do not come; one of a rank that another cause names is its consequence."""
     weighed = []
+    direct = len(nodes) > MOST_WALKED
     for node in nodes:
-        waiting = _waiting(examined, upstream(waiters, [node.label]))
+        waiting = len(node.waiting) if direct else _waiting(examined, upstream(waiters, [node.label]))
         blocked = len(node.part.absent) - len(node.part.free)
         since = _since(examined, node.part.group)
         weighed.append(((blocked > 0, -waiting, -len(node.waiting), since, node.label), waiting, node))
