@@ -422,3 +422,13 @@ def test_other_groups_that_called_the_same_before_tell_who_differs(tmp_path, ali
     hang = job.judge(tmp_path)
     assert (hang.verdict, hang.communicator, hang.seq) == ("type_mismatch", "1", 9)
     assert hang.culprits == ((1,) if alike else ())
+
+
+def test_the_table_around_the_point_tells_what_the_counts_do(tmp_path):
+    hang = locked({1: 64, 3: 64}).judge(tmp_path)
+    [table] = hang.around
+    assert table.seqs == (65, 66)
+    assert [(row.ranks, row.states) for row in table.rows] == [
+        ((1, 3), ("absent", "absent")),
+        ((0, 2), ("issued", "issued")),
+    ]

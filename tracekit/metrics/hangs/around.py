@@ -43,9 +43,14 @@ def _around(examined: Examined, hang: Hang, communicator: int, seq: int) -> Arou
     words = np.array([State(code).name.lower() for code in range(State.ISSUED, State.COMPLETED + 1)] + ["unknown"])
     state[table.row[entries], column] = words[table.state[entries]]  # UNKNOWN is -1: the last word
     step[table.row[entries], column] = table.step[entries]
-    reach = table.reach.of(communicator)
-    for row, first in zip(table.reach.row[reach].tolist(), table.reach.first[reach].tolist(), strict=True):
-        state[row, seqs < first] = LOST
+    reach, known = table.reach, table.reach.of(communicator)
+    # Numbers only grow: what is not listed of a rank and not beyond its last is over, or lost.
+    for row, last, done in zip(
+        *(column[known].tolist() for column in (reach.row, reach.last, reach.completed)), strict=True
+    ):
+        unlisted = state[row] == ABSENT
+        state[row, unlisted & (seqs <= last)] = LOST
+        state[row, unlisted & (seqs <= done)] = words[State.COMPLETED]
     row_of = {rank.rank: row for row, rank in enumerate(examined.evidence.ranks)}
     for mismatch in hang.mismatches:
         if mismatch.communicator == examined.evidence.communicators[communicator].name and mismatch.seq in seqs:
