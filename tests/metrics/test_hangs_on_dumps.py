@@ -392,9 +392,10 @@ def test_an_unfinished_entry_that_was_passed_over_keeps_a_job_from_being_cleared
         assert any("rank 1" in lack for lack in hang.lacking)
 
 
+@pytest.mark.parametrize("world", ["default_pg", ""])
 @pytest.mark.parametrize("without", [(), (2,)])
-def test_a_dump_that_is_lacking_keeps_a_job_from_being_cleared(tmp_path, without):
-    job = Job({}, size=3)
+def test_a_dump_that_is_lacking_keeps_a_job_from_being_cleared(tmp_path, without, world):
+    job = Job({"0": (world, (0, 1, 2))})
     for rank in range(3):
         job.rank(rank).call("0", 1, "all_reduce", state="completed")
     hang = job.judge(tmp_path, without=without)

@@ -171,7 +171,8 @@ def _without_dumps(examined: Examined) -> list[str]:
     if any(rank.end_ns is not None for rank in evidence.ranks):
         return []
     there = {rank.rank for rank in evidence.ranks if not is_silent(rank)}
-    lacking = [rank for rank in range(evidence.world_size or 0) if rank not in there]
+    known = set(range(evidence.world_size or 0)).union(*(group.ranks or () for group in evidence.communicators))
+    lacking = sorted(known - there)
     return lacking_ranks(examined, lacking) if lacking else []
 
 
