@@ -133,6 +133,9 @@ class Thresholds:
     gain_of_cost: float = 1.25
     """† Fixing a cause gains at most this times what it costs: what waits behind it gains too. More than that, and the
     model of the fix does not hold."""
+    gain_of_wait: float = 2.0
+    """† For a straggler among three ranks or more, this times as much: what queues behind its late collectives is the
+    cost of other findings."""
     gain_slack: float = 0.01
     """† And this share of the step."""
     replay_lag_ns: int = 20_000
@@ -166,7 +169,7 @@ class Thresholds:
     """† A kernel with communication beside it for less than this share of its time runs alone."""
     replay_operations: int = 100_000
     """† Steps are replayed together up to this many operations over all ranks, which takes about two seconds."""
-    replay_steps: int = 10
+    replay_steps: int = 16
     """† More steps than this are not replayed together."""
     handover_ns: int = 5_000
     """† What starts this soon after something else ended was waiting for it."""

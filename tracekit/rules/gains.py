@@ -71,6 +71,8 @@ CHANGES_OF_RULE: Mapping[str, tuple[str, ...]] = {
 """By code of the rule, alternatives of which the best counts. Rules that no change stands for have none."""
 SAME_GAIN = 0.005
 """Gains that differ by less than this share are of one change."""
+ALIKE = 0.8
+"""Gains of two findings about one gap differ by less than this ratio."""
 PART_OF_COMPUTE = ("TK113", "TK413")
 """Rules whose time is part of compute, not of what is exposed or idle."""
 
@@ -93,8 +95,8 @@ def replayed(
         return replay_result(steps), findings
     what_if = WhatIf(steps, ranks, stragglers, thresholds)
     wanted = dict.fromkeys(change for f in findings for change in CHANGES_OF_RULE.get(f.rule, ()))
-    if not any(len(work.loading.start) for work in steps.graph.work):
-        wanted.pop(DATA_ON_TIME, None)  # it replays ranges that load data; without any it would change nothing
+    if not any(len(work.loading.start) or len(work.between_steps.start) for work in steps.graph.work):
+        wanted.pop(DATA_ON_TIME, None)  # without anything that may be loading it would change nothing
     if not steps.numbers:
         wanted.pop(GRAPHS_ON, None)  # nobody captures a whole program in graphs
     if not any(np.any(work.waits_for) for work in steps.graph.work):
@@ -104,7 +106,7 @@ def replayed(
     gains = {prediction.change: max(prediction.gain_ns, 0) for prediction in predictions}
     best = {f.rule: _best(CHANGES_OF_RULE.get(f.rule, ()), gains) for f in findings}
     with_gains = [f if (change := best[f.rule]) is None else replace(f, gain_ns=gains[change]) for f in findings]
-    with_gains = bounded(with_gains, step, len(ranks), thresholds)
+    with_gains = bounded(_of_one_gap(with_gains), step, len(ranks), thresholds)
     made = tuple(dict.fromkeys(change for change in best.values() if change is not None and gains[change] > 0))
     together = next(iter(what_if.predict([made])), None) if len(made) > 1 else None
     asked = list(asked)
@@ -131,8 +133,23 @@ def bounded(findings: Sequence[Finding], step: Account, ranks: int, thresholds: 
         most = thresholds.gain_of_cost * cost + room
         if finding.rule not in PART_OF_COMPUTE:
             most = min(most, lost * scale + room)
-        result.append(finding if gain <= most else replace(finding, gain_ns=None))
+        # What queues behind a straggler's late collectives is the cost of other findings.
+        straggling = finding.rule.startswith("TK2") and ranks > 2
+        result.append(
+            finding if gain <= most * (thresholds.gain_of_wait if straggling else 1) else replace(finding, gain_ns=None)
+        )
     return result
+
+
+def _of_one_gap(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings with one gain for a gap that two of them share: the host synchronises, and then loads data.
+
+    Either fix takes the whole gap away, and each has only its part of it as cost.
+    """
+    gains = [f.gain_ns for f in findings if f.rule in ("TK402", "TK405") and f.gain_ns is not None]
+    if len(gains) != 2 or min(gains) < ALIKE * max(gains):
+        return list(findings)
+    return [replace(f, gain_ns=min(gains)) if f.rule in ("TK402", "TK405") else f for f in findings]
 
 
 def _losing(finding: Finding, ranks: int) -> float:

@@ -58,6 +58,11 @@ class Steps:
         """By rank: when the launches of the steps' first kernels began, ns on the reference's clock."""
         return tuple(w.launched[self.graph.item[row]] for w, row in zip(self.graph.work, self.starts, strict=True))
 
+    @property
+    def begun(self) -> tuple[Int64, ...]:
+        """By rank: when the steps' first kernels began, ns on the reference's clock."""
+        return tuple(w.start[self.graph.item[row]] for w, row in zip(self.graph.work, self.starts, strict=True))
+
     def moments(self, changed: Sequence[Changed], *, explained_only: bool = False) -> Float:
         """(nodes, changes) when everything happens with each change, ns since the graph's zero."""
         graph = self.graph

@@ -51,13 +51,19 @@ class Twins:
         return result
 
 
-def kernel_twins(graph: Graph, anchors: Sequence[Int64]) -> Twins:
-    """The compute kernels; ``anchors`` has, by rank, when the launches of each step's anchors began (ns, reference)."""
+def kernel_twins(graph: Graph, launched: Sequence[Int64], begun: Sequence[Int64]) -> Twins:
+    """The compute kernels; by rank, when each step's anchor was launched and when it began (ns, reference).
+
+    They are counted in the order of launch, or where launches are lost in the order in which they began.
+    """
     nodes, ranks, keys = [], [], []
+    lost = any(np.any(work.call[work.kind == Kind.COMPUTE] == NONE) for work in graph.work)
+    anchors = begun if lost else launched
     for rank, (work, node) in enumerate(zip(graph.work, graph.op_node, strict=True)):
         mine = np.flatnonzero((node != NONE) & (work.kind == Kind.COMPUTE))
-        mine = mine[np.argsort(work.launched[mine], kind="stable")]
-        step = np.searchsorted(anchors[rank], work.launched[mine], side="right")
+        at = work.start if lost else work.launched
+        mine = mine[np.argsort(at[mine], kind="stable")]
+        step = np.searchsorted(anchors[rank], at[mine], side="right")
         nodes.append(node[mine])
         ranks.append(np.full(len(mine), rank, np.int64))
         keys.append(_counted(work.name[mine].astype(np.int64), step))

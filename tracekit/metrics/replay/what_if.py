@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tracekit.config import Thresholds
 from tracekit.errors import UsageError
+from tracekit.intervals import Cover
 from tracekit.metrics.replay.apart import collectives_apart, offload_apart
 from tracekit.metrics.replay.changes import (
     Changed,
@@ -132,7 +133,7 @@ class WhatIf:
             HOST_ON_TIME: lambda now: host_on_time(now, graph),
             CONTENTION_OFF: lambda now: no_contention(now, graph, thresholds),
             SYNC_OFF: lambda now: no_synchronisation(now, graph, thresholds),
-            DATA_ON_TIME: lambda now: without_host_time(now, graph, [work.loading for work in graph.work]),
+            DATA_ON_TIME: lambda now: without_host_time(now, graph, _fetching(graph)),
             ALLOCATOR_OFF: lambda now: without_host_time(now, graph, [work.allocating for work in graph.work]),
             COMMUNICATORS_SEPARATE: lambda now: separate_communicators(now, graph),
             CONNECTIONS_MANY: lambda now: many_connections(now, graph),
@@ -215,7 +216,7 @@ class WhatIf:
 
     @cached_property
     def _kernels(self) -> Twins:
-        return kernel_twins(self._steps.graph, self._steps.launched)
+        return kernel_twins(self._steps.graph, self._steps.launched, self._steps.begun)
 
     @cached_property
     def _gaps_of_steps(self) -> Twins:
@@ -224,6 +225,12 @@ class WhatIf:
     @cached_property
     def _gaps(self) -> Twins:
         return gap_twins(self._steps.graph, self._steps.launched)
+
+
+def _fetching(graph: Graph) -> list[Cover]:
+    """When each host loads data: in ranges that say so; where there are none, in long pauses from step to step."""
+    told = any(len(work.loading.start) for work in graph.work)
+    return [work.loading if told else work.between_steps for work in graph.work]
 
 
 def replay_result(

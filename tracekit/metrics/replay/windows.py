@@ -1,4 +1,4 @@
-"""Which steps are replayed: a few consecutive ones of usual length that all ranks have."""
+"""Which steps are replayed: a few consecutive ones, as long as all are in the mean, that all ranks have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Window:
 def choose_steps(measured: Sequence[RankMeasures], steady: Steady, thresholds: Thresholds) -> list[int]:
     """Numbers of consecutive steady steps that all ranks have, as many as may be replayed together; [] without any.
 
-    Of several such windows it is the one whose mean step is nearest to the median.
+    Of several such windows it is the one whose mean step is nearest to that of all: costs are means over all as well.
     """
     walls: dict[int, list[int]] = {}
     for m in measured:
@@ -48,7 +48,7 @@ def choose_steps(measured: Sequence[RankMeasures], steady: Steady, thresholds: T
     if count == 0:
         count = 1 if operations <= 3 * thresholds.replay_operations else 0
     means = {n: float(np.mean(walls[n])) for n in longest}
-    usual = float(np.median(list(means.values())))
+    usual = float(np.mean(list(means.values())))
     windows = [longest[i : i + count] for i in range(len(longest) - count + 1)] if count else []
     return min(windows, key=lambda w: abs(float(np.mean([means[n] for n in w])) - usual), default=[])
 

@@ -92,6 +92,8 @@ class RankWork:
     """(n,) a reduction launched in a backward pass after which another one follows in the same step."""
     loading: Cover
     """When the host was inside a data range."""
+    between_steps: Cover
+    """When it made no call from one step to the next, for so long that a batch may be the reason."""
     allocating: Cover
     """When it was inside a call that gets or frees device memory."""
 
@@ -204,8 +206,18 @@ def rank_work(
         bytes=np.where(ops.kind[row] == Kind.COPY, ops.bytes[row], size),
         communicator=communicator,
         loading=Cover.of(clock.to_reference(data.start), clock.to_reference(data.end)),
+        between_steps=_between_steps(m, calls.start[chosen], calls.end[chosen], clock, thresholds),
         allocating=Cover.of(clock.to_reference(calls.start[getting]), clock.to_reference(calls.end[getting])),
     )
+
+
+def _between_steps(m: RankMeasures, start: Int64, end: Int64, clock: ClockFit, thresholds: Thresholds) -> Cover:
+    """Long pauses of the host in which a step begins; the calls' times are on the rank's clock, the result's is not."""
+    if m.marks is None or len(start) < 2:
+        return Cover.of(*(np.empty(0, np.int64),) * 2)
+    begun = np.searchsorted(m.marks.start, start, side="right")
+    pauses = np.flatnonzero((np.diff(begun) > 0) & (start[1:] - end[:-1] >= thresholds.data_gap_ns))
+    return Cover.of(clock.to_reference(end[pauses]), clock.to_reference(start[pauses + 1]))
 
 
 def _ranges_of(m: RankMeasures, ranges: Ranges, phase: str) -> Cover:
