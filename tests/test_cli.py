@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nsys_builder import JOB_TOTALS, KERNEL, Export, small_job
 import tracekit.readers.database
 from tracekit import __version__
 from tracekit.cli import main
+from tracekit.results import Confidence
 
 DONE, FINDING, USAGE, UNREADABLE, INTERRUPTED = 0, 1, 2, 3, 130
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -452,6 +454,20 @@ def test_findings_change_the_status_only_when_asked(words: str, status: int, tmp
         row["end"] += 1_000  # type: ignore[operator]
     path = export.write(tmp_path / "report.sqlite")
     assert run("analyze", "-q", path, *words.split()).exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("confidence", "words", "expected"),
+    [("low", "", DONE), ("low", "--fail-on-low", FINDING), ("medium", "", FINDING), ("high", "", FINDING)],
+)
+def test_what_is_hardly_known_fails_no_gate_unless_asked(
+    confidence: str, words: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN all findings of one confidence."""
+    sure = Confidence(confidence)
+    monkeypatch.setattr("tracekit.rules.with_confidence", lambda finding, _: replace(finding, confidence=sure))
+    path = small_job().write(tmp_path / "report.sqlite")
+    assert run("analyze", "-q", path, "--fail-on", "info", *words.split()).exit_code == expected
 
 
 def test_without_findings_that_severe_the_status_is_0(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from builders import (
 
 from tracekit import __version__
 from tracekit.report.text import render_text
-from tracekit.results import Analysis, Clock, Collective, Evidence, Finding, Severity, SkippedRule
+from tracekit.results import Analysis, Clock, Collective, Confidence, Evidence, Finding, Severity, SkippedRule
 from tracekit.timeline import Kind
 
 HOSTILE = "[bold red]x[/] \x1b[31mred\x1b[0m :smile: \r\n 矩阵乘法 " + "y" * 300
@@ -198,6 +198,19 @@ def test_a_loss_that_findings_leave_unexplained_leads() -> None:
     # The findings explain 0.15 ms of 20 ms of exposed communication.
     text = plain(make_analysis(by_hand(), findings=some_findings(cost_ns=100_000)))
     assert text.splitlines()[2] == "20 % of a step is exposed communication."
+
+
+def test_what_is_hardly_known_never_leads() -> None:
+    """It keeps its place in the list, and says why."""
+    first, second, note = some_findings(cost_ns=12 * MS)
+    low = replace(first, confidence=Confidence.LOW, confidence_reason="53 % of launches are lost")
+    text = plain(make_analysis(simulate(), findings=(low, second, note)))
+    assert text.splitlines()[2].startswith("Each forward all-gather starts only when")
+    assert re.search(r"^1 error    TK201 ", text, re.MULTILINE)
+    assert "low confidence: 53 % of launches are lost" in " ".join(text.split())
+    assert (
+        plain(make_analysis(simulate(), findings=(first, second, note))).splitlines()[2].startswith("Rank 2 computes")
+    )
 
 
 def test_hang_leads_though_it_has_no_cost() -> None:
