@@ -134,8 +134,8 @@ class Thresholds:
     """† Fixing a cause gains at most this times what it costs: what waits behind it gains too. More than that, and the
     model of the fix does not hold."""
     gain_of_wait: float = 2.0
-    """† For a straggler among three ranks or more, this times as much: what queues behind its late collectives is the
-    cost of other findings."""
+    """† For communication and stragglers among several ranks, this times as much: what queues behind late collectives
+    is the cost of other findings."""
     gain_slack: float = 0.01
     """† And this share of the step."""
     replay_lag_ns: int = 20_000

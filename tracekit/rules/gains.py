@@ -133,8 +133,8 @@ def bounded(findings: Sequence[Finding], step: Account, ranks: int, thresholds: 
         most = thresholds.gain_of_cost * cost + room
         if finding.rule not in PART_OF_COMPUTE:
             most = min(most, lost * scale + room)
-        # What queues behind a straggler's late collectives is the cost of other findings.
-        straggling = finding.rule.startswith("TK2") and ranks > 2
+        # Among several ranks what queues behind late collectives is the cost of other findings.
+        straggling = finding.rule.startswith(("TK1", "TK2")) and ranks > 1
         result.append(
             finding if gain <= most * (thresholds.gain_of_wait if straggling else 1) else replace(finding, gain_ns=None)
         )
