@@ -59,3 +59,15 @@ def test_sends_that_nobody_is_matched_with_leave_the_gain_unknown(tmp_path):
     found, _ = simulated("cp_slow_1.3", tmp_path)
     (straggler,) = [finding for finding in found.findings if finding.rule == "TK201"]
     assert straggler.gain_ns is None
+
+
+@pytest.mark.parametrize("name", ["jitter_0.8", "jitter_1.1", "jitter_zero3_0.8"])
+def test_a_network_without_jitter(name, tmp_path):
+    found, truth = simulated(name, tmp_path)
+    assert [f.gain_ns for f in found.findings if f.rule == "TK209"] == [pytest.approx(truth, rel=0.25)]
+
+
+@pytest.mark.parametrize("name", ["link_6", "link_payload_9"])
+def test_an_even_link(name, tmp_path):
+    found, truth = simulated(name, tmp_path)
+    assert [f.gain_ns for f in found.findings if f.rule == "TK207"] == [pytest.approx(truth, rel=0.06)]

@@ -33,6 +33,7 @@ from tracekit.metrics.replay.what_if import (
     SAVES_BESIDE,
     STRAGGLER_OFF,
     SYNC_OFF,
+    TRANSFERS_STEADY,
     WhatIf,
     replay_result,
 )
@@ -58,6 +59,7 @@ CHANGES_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "TK204": (STRAGGLER_OFF,),
     "TK205": (STRAGGLER_OFF,),
     "TK207": (LINKS_EVEN,),
+    "TK209": (TRANSFERS_STEADY,),
     "TK401": (GRAPHS_ON,),
     "TK402": (SYNC_OFF,),
     "TK403": (ALLOCATOR_OFF,),

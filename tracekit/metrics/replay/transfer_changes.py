@@ -20,6 +20,10 @@ Bool = NDArray[np.bool_]
 Float = NDArray[np.float64]
 
 
+FEWEST_STEPS = 3
+"""Of fewer steps there is no usual one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Transfers:
     """The transfers of a graph by the launch of the first rank that takes part; columns of one length."""
@@ -228,6 +232,30 @@ def _free_compute(graph: Graph, rank: int, duration: Float) -> float:
         np.add.at(spent[row], work.step[mine], duration[place[mine]])
     whole = spent[0] > spent[0].max() / 2  # the first and the last may not be here in full
     return float(max(np.median(spent[0, whole] - spent[1, whole]), 0.0)) if whole.any() else 0.0
+
+
+def steady_transfers(now: Changed, graph: Graph) -> Changed | None:
+    """Transfers of one op at one place of the step take the median over the steps, where they take longer.
+
+    None with less than three steps.
+    """
+    duration = now[0].copy()
+    found = _Transfers.of(graph)
+    found = found.picked(np.flatnonzero(found.step != NONE))
+    kind = labels(found.members, found.name, found.bytes, found.step)
+    place = np.empty(len(kind), np.int64)
+    order = np.lexsort((found.launched, kind))
+    heads = np.flatnonzero(np.append(True, np.diff(kind[order]) != 0)) if len(order) else order
+    place[order] = np.arange(len(order)) - np.repeat(heads, np.diff(np.append(heads, len(order))))
+    like = labels(found.members, found.name, found.bytes, place)
+    order = np.argsort(like, kind="stable")
+    made = False
+    for mine in np.split(order, np.flatnonzero(np.diff(like[order])) + 1):
+        if len(mine) >= FEWEST_STEPS:
+            nodes = found.node[mine]
+            duration[nodes] = np.minimum(duration[nodes], np.median(now[0][nodes]))
+            made = True
+    return (duration, now[1]) if made else None
 
 
 def even_links(now: Changed, graph: Graph, thresholds: Thresholds) -> Changed | None:

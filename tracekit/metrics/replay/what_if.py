@@ -37,6 +37,7 @@ from tracekit.metrics.replay.transfer_changes import (
     first_gather_small,
     first_gather_split,
     last_reduction_small,
+    steady_transfers,
 )
 from tracekit.metrics.replay.twins import Twins, gap_twins, gaps_of_steps, kernel_twins
 from tracekit.results import Prediction, Replay, Straggler
@@ -67,6 +68,7 @@ FIRST_GATHER_SPLIT = "first-gather=split"
 FIRST_GATHER_SMALL = "first-gather=small"
 REDUCTION_SMALL = "last-reduction=small"
 LINKS_EVEN = "links=even"
+TRANSFERS_STEADY = "transfers=steady"
 REWIRING: Mapping[str, Callable[[Graph, Thresholds], Graph | None]] = {
     PREFETCH_ON: lambda graph, _: prefetched(graph, forward=True, backward=True),
     PREFETCH_FORWARD: lambda graph, _: prefetched(graph, forward=True, backward=False),
@@ -97,6 +99,7 @@ CHANGES = (
     FIRST_GATHER_SMALL,
     REDUCTION_SMALL,
     LINKS_EVEN,
+    TRANSFERS_STEADY,
 )
 """The changes that can be made, besides ``bandwidth=2x``, with any factor."""
 BANDWIDTH = re.compile(r"bandwidth=(\d{1,4}(?:\.\d{1,3})?)x")
@@ -145,6 +148,7 @@ class WhatIf:
             FIRST_GATHER_SPLIT: lambda now: first_gather_split(now, graph, thresholds),
             FIRST_GATHER_SMALL: lambda now: first_gather_small(now, graph, thresholds),
             REDUCTION_SMALL: lambda now: last_reduction_small(now, graph, thresholds),
+            TRANSFERS_STEADY: lambda now: steady_transfers(now, graph),
             LINKS_EVEN: lambda now: even_links(now, graph, thresholds),
             PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph, thresholds),
         }
