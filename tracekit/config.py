@@ -102,6 +102,9 @@ class Thresholds:
     pushed_share: float = 0.03
     """† Waits that push this share of the step out of the shade of compute matter, however little of the waiting itself
     is exposed: more than natural spread (1.5-1.8 %)."""
+    likely_wait_ratio: float = 2.5
+    """† A collective that takes this × what others of its op and size take is likely waiting for a rank that was not
+    captured."""
     slow_link_ratio: float = 0.6
     """† A communicator whose bus bandwidth is below this × that of the others of its kind is slow."""
     same_job_ns: int = 3_600_000_000_000

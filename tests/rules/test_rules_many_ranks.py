@@ -12,7 +12,7 @@ from tracekit.options import Options
 from tracekit.results import Severity
 
 HOSTS = ["a"] * 4 + ["b"] * 4
-NEED_ALL_RANKS = {"TK201", "TK202", "TK203", "TK204", "TK205", "TK207", "TK209"}
+NEED_ALL_RANKS = {"TK201", "TK202", "TK203", "TK204", "TK205", "TK207", "TK209", "TK210"}
 
 
 def analyzed(job, **facts):

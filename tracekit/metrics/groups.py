@@ -153,8 +153,8 @@ def leaving_together(shares: Sequence[Share], thresholds: Thresholds) -> list[Gr
                 break
         else:
             groups.append([share])
-    alone = [group[0] for group in groups if len(group) == 1]
-    return [group for group in groups if len(group) > 1] + _alike(alone, thresholds)
+    together = [group for group in groups if len(group) > 1]
+    return _alike(together, [group[0] for group in groups if len(group) == 1], thresholds)
 
 
 def _same(own: Share, other: Share, thresholds: Thresholds) -> bool:
@@ -165,38 +165,42 @@ def _same(own: Share, other: Share, thresholds: Thresholds) -> bool:
     return near and pair.agree(tolerance_of(own, other, thresholds))
 
 
-def _alike(shares: Sequence[Share], thresholds: Thresholds) -> list[Group]:
-    """Groups of ranks that arrive far apart and leave close together; of several such groups the closest."""
-    groups: list[Group] = []
-    for share in shares:
+def _alike(groups: list[Group], alone: Sequence[Share], thresholds: Thresholds) -> list[Group]:
+    """The groups with ranks that arrive far apart and leave close together; of several such groups the closest."""
+    for share in alone:
         found: list[tuple[float, int]] = []
         for i, group in enumerate(groups):
-            if _holds(group, share):
-                continue
-            pairs = [beside(share, each, thresholds) for each in group[:REPRESENTATIVES]]
-            if any(p.alike(thresholds) for p in pairs) and all(p.possible(thresholds) for p in pairs):
+            pairs = _of_one(group, [share], thresholds)
+            if pairs:
                 found.append((min(p.ends for p in pairs), i))
         if found:
             groups[min(found)[1]].append(share)
         else:
             groups.append([share])
-    return _joined(groups, thresholds)
-
-
-def _joined(groups: list[Group], thresholds: Thresholds) -> list[Group]:
-    """Groups put into one where a pair of their members shows that they are."""
+    if len(groups) > MOST_PAIRED:
+        return groups
     result: list[Group] = []
     for group in groups:
-        for other in result if len(groups) <= MOST_PAIRED else ():
-            if any(_holds(other, share) for share in group):
-                continue
-            pairs = [beside(a, b, thresholds) for a in group[:REPRESENTATIVES] for b in other[:REPRESENTATIVES]]
-            if any(p.alike(thresholds) for p in pairs) and all(p.possible(thresholds) for p in pairs):
+        for other in result:
+            if _of_one(other, group, thresholds):
                 other.extend(group)
                 break
         else:
             result.append(group)
     return result
+
+
+def _of_one(group: Group, other: Group, thresholds: Thresholds) -> list[Beside]:
+    """How members of two groups stand to each other where that shows them to be one; else []."""
+    if any(_holds(group, share) for share in other):
+        return []
+    pairs = [beside(a, b, thresholds) for a in other[:REPRESENTATIVES] for b in group[:REPRESENTATIVES]]
+    if not any(p.alike(thresholds) for p in pairs) or not all(p.possible(thresholds) for p in pairs):
+        return []
+    # Ranks that leave within the tick of each other do not leave far from others of their group.
+    scale = [_spread(g, thresholds) for g in (group, other) if len(g) > 1]
+    limit = thresholds.equal_spread_ratio * max(*scale, thresholds.timestamp_tick_ns) if scale else None
+    return pairs if limit is None or min(p.ends for p in pairs) <= limit else []
 
 
 def _holds(group: Group, share: Share) -> bool:

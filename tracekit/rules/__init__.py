@@ -28,6 +28,7 @@ from tracekit.rules.first_use import LazyLoading
 from tracekit.rules.frameworks import own_words
 from tracekit.rules.hangs import HANG_RULES
 from tracekit.rules.host import DataLoading, SyncCall
+from tracekit.rules.late_ranks import LateUnexplained, LikelyWaiting
 from tracekit.rules.launches import LaunchBound
 from tracekit.rules.memory import AllocatorRetries, Churn, MemoryGap
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
@@ -66,6 +67,8 @@ RULES: tuple[Rule, ...] = (
     SlowLink(),
     EveryKernelSlow(),
     NetworkJitter(),
+    LateUnexplained(),
+    LikelyWaiting(),
     RateLimited(),
     NoForwardPrefetch(),
     NoBackwardPrefetch(),

@@ -72,7 +72,7 @@ def _of_launches(context: Context) -> Iterator[tuple[Confidence, str]]:
 def _of_peers(context: Context) -> Iterator[tuple[Confidence, str]]:
     ranks = len(context.ranks)
     if ranks == 1:
-        yield Confidence.MEDIUM, "one rank only: waiting for peers counts as transfer"
+        yield Confidence.MEDIUM, "one rank only: wait or transfer is unknown, and waiting counts as transfer"
     elif not context.waits_told:
         yield Confidence.MEDIUM, "the ranks' collectives cannot be matched: waiting for peers counts as transfer"
     elif not context.world.complete:

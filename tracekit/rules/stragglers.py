@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,9 +90,32 @@ def ranks_in_words(stragglers: Sequence[Straggler], most: int = 8) -> str:
 
 def _claim(stragglers: list[Straggler], one: str, several: str) -> str:
     """What the ranks do, and that the others wait for them."""
-    who = ranks_in_words(stragglers).capitalize()
     alone = len(stragglers) == 1
-    return f"{who} {one if alone else several}, and the others wait for {'it' if alone else 'them'}"
+    who = _all_of_hosts(stragglers) or ranks_in_words(stragglers).capitalize()
+    return f"{who} {one if alone else several}{when(stragglers)}, and the others wait for {'it' if alone else 'them'}"
+
+
+def _all_of_hosts(stragglers: Sequence[Straggler]) -> str | None:
+    """``All 4 ranks of node1`` where the ranks are those of whole hosts."""
+    hosts = stragglers[0].hosts
+    if not hosts or len(hosts) > MOST_PLACES:
+        return None
+    return f"All {len(stragglers)} ranks of {' and '.join(PurePath(host).name for host in hosts)}"
+
+
+def when(stragglers: Sequence[Straggler]) -> str:
+    """`` from step 9 on``, `` in every third step``; nothing for ranks that are always late."""
+    first = stragglers[0]
+    if len({(s.pattern, s.from_step, s.period) for s in stragglers}) > 1:
+        return ""
+    if first.from_step is not None:
+        return f" from step {first.from_step} on"
+    if first.period is not None:
+        return f" in every {ORDINALS.get(first.period, f'{first.period}th')} step"
+    return ""
+
+
+ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth"}
 
 
 def _where_all(context: Context, stragglers: list[Straggler]) -> str:
