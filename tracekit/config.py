@@ -49,6 +49,14 @@ class Thresholds:
     """† Without a CUDA call for so long, the launching thread is busy with something else than launching."""
     tensor_bytes: int = 1 << 20
     """† A copy of this size or more carries tensors, not a loss or a flag."""
+    no_overlap_share: float = 0.05
+    """† Collectives with less of their time beside compute are said never to overlap it."""
+    unexplained_share: float = 0.05
+    """† From this share of the exposed communication on that has no known cause, the finding says so."""
+    residue_share: float = 0.05
+    """† Idle time and copies that no rule explains are a finding from this share of the step on,"""
+    residue_of_lost: float = 0.2
+    """† or from this share of all exposed and idle time, where that is ``residue_share`` of the step or more."""
     reported_share: float = 0.01
     """† Lost time of one host-side cause below this share of the step is not worth a finding."""
     late_gaps_share: float = 0.5
@@ -182,6 +190,9 @@ class Thresholds:
     """† A stream with this share of a rank's compute is a compute stream."""
     first_gather_work_share: float = 0.01
     """† Compute of a step launched ahead of its first gather, up to this share, is preparation of the input."""
+    first_gathers: int = 4
+    """† So many gathers before any compute of the step are many small units: a root unit, and what is prefetched behind
+    it, are two or three."""
     microbatch_ratio: float = 2.0
     """† Forward passes of one step that differ by more are no microbatches: activations are computed again."""
     last_reduce_share: float = 0.5
@@ -198,6 +209,8 @@ class Thresholds:
     """† A collective shorter than this is mostly latency."""
     latency_bound_count: int = 20
     """† From so many short collectives of one kind in a step on, wrapping larger units is worth trying."""
+    link_near_share: float = 0.7
+    """† Copies at this share of their link's specified rate run as fast as it lets them: headers take the rest."""
     link_bound_share: float = 0.8
     """† A collective at this share of its link's peak is as fast as it gets."""
     beside_share: float = 0.5

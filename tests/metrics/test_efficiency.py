@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from handmade import Sketch
 
 import tracekit
 from tracekit.metrics.efficiency import efficiency
@@ -154,3 +155,18 @@ def test_frozen_parameters_have_no_gradients_to_count():
 )
 def test_marks_that_say_nothing(text):
     assert marked(text) == RunFacts()
+
+
+def test_idle_time_by_its_cause():
+    """A kernel that was launched in time and waits 300 us is not the host's: bound by what it waits for."""
+    made = Sketch()
+    rank = made.process()
+    for step in range(3):
+        at = 1_000_000 * (step + 1)
+        rank.range(f"step {step}", at - 30_000, at + 900_000)
+        rank.kernel(at, at + 100_000, called=at - 25_000)
+        rank.kernel(at + 900_000, at + 1_000_000, called=at - 15_000)
+    found = tracekit.analyze(made.timeline()).efficiency
+    assert found.bound_by == "dependency"
+    assert found.shares["dependency"] == pytest.approx(0.8, abs=0.001)
+    assert sum(found.shares.values()) == pytest.approx(1)

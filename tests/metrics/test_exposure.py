@@ -251,6 +251,20 @@ def test_what_early_microbatches_cost_is_cut_out_of_the_last_reductions(monkeypa
     assert causes_of(one_rank(*deferred, ranges=ranges), monkeypatch) == {"last_reduce": 300}
 
 
+@pytest.mark.parametrize("forward_too", [False, True])
+def test_launch_order_holds_up_behind_all_reduces_of_gradients(monkeypatch, forward_too):
+    """Two layers, each with a reduction of shards and one of replicas behind it; all starts in the order of launch."""
+    ops, ranges = [op("gemm", 0, 100)], [("forward", -510, -450)]
+    if forward_too:  # the same kind of all-reduce in the forward pass: tensor parallelism, whose result is needed
+        ops = [op("gemm", -300, -200), op("ar", -200, -100), op("gemm", -100, 100)]
+        ranges = [("forward", -810, -550)]
+    for at in (100, 400):
+        ops += [op("gemm", at, at + 100), op("rs", at + 100, at + 200, stream=24), op("ar", at + 200, at + 300)]
+    ops += [op("gemm", 700, 800)]
+    told = causes_of(one_rank(*ops, ranges=[*ranges, ("backward", -410, 300)]), monkeypatch)
+    assert told.get("launch_order", 0) == (0 if forward_too else 400)
+
+
 def test_layers_computed_again_in_the_backward_pass_are_no_microbatches(monkeypatch):
     forward = [op("gemm", 100 * i, 100 * i + 100, ahead=1000) for i in range(4)]
     backward, ranges = [], [("forward", -1010, -610)]

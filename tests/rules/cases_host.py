@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_builder import DTOH
+from nsys_builder import DTOD, DTOH
 from small_captures import COMPUTE, case
 
 
@@ -253,6 +253,90 @@ def pageable_input_beside_compute(job):
     for i in range(4):
         rank.run("gemm", 1000 * i, 1000 * i + 1000, at=1000 * i - 5)
         rank.copy(1000 * i + 100, 1000 * i + 300, at=1000 * i, size=4 << 20, pageable=True)
+
+
+@case({"TK416": 200}, ("TK408", "TK414", "TK415"), severity="error", ranks=(0,), steps=(2, 3))
+def pinned_input_that_nothing_hides(job):
+    pinned_behind_the_kernels(job, start=1000, wait=200)
+
+
+@case({}, ("TK408", "TK414", "TK415", "TK416"))
+def pinned_input_beside_the_kernels(job):
+    pinned_behind_the_kernels(job, start=600, wait=0)
+
+
+def pinned_behind_the_kernels(job, *, start, wait):
+    """In each step 200 us of copy on its own stream, from ``start`` on; the next step waits for it."""
+    rank = job.rank()
+    for step in (1, 2, 3):
+        t = (1000 + wait) * step
+        rank.step(step, t - 30, t + 900)
+        rank.run("gemm", t, t + 1000, at=t - 25)
+        rank.copy(t + start, t + start + 200, at=t - 10, size=4 << 20)
+    rank.run("gemm", (1000 + wait) * 4, (1000 + wait) * 4 + 100, at=(1000 + wait) * 4 - 25)
+
+
+@case({"TK408": 500}, ("TK406", "TK409", "TK415"), ranks=(0,), steps=())
+def parameters_copied_one_by_one_from_ordinary_memory(job):
+    copied_one_by_one(job, between=20)
+
+
+@case({}, ("TK415", "TK417", "TK418"))
+def pages_that_the_kernel_touches_itself(job):
+    migrated(job, beside=True)
+
+
+@case({"TK417": 190}, ("TK408", "TK415", "TK416"), severity="warning", ranks=(0,), steps=())
+def pages_that_the_host_touches_one_by_one(job):
+    migrated(job, beside=False)
+
+
+def copied_one_by_one(job, *, between):
+    """Five copies of 84 us, and what the host takes before the next: 5 x 84 + 4 x 20 = 500 us."""
+    rank = job.rank()
+    rank.run("gemm", 0, 100)
+    for i in range(5):
+        t = 100 + (84 + between) * i
+        rank.copy(t, t + 84, at=t - 4, call=70, size=4 << 20, pageable=True, stream=COMPUTE)
+    rank.run("gemm", 600, 2000, at=590)
+
+
+def migrated(job, *, beside):
+    """Ten migrations of 10 us with 10 us between, beside a kernel or before it."""
+    rank = job.rank()
+    rank.run("gemm", 0, 1000)
+    for i in range(10):
+        t = 500 + 20 * i if beside else 1000 + 20 * i
+        rank.migration(t, t + 10, size=65536)
+    rank.run("gemm", 1000 if beside else 1190, 4000, at=990)
+
+
+@case({"TK418": 100}, ("TK408", "TK415", "TK416"), severity="warning", ranks=(0,), steps=())
+def tensors_joined_by_copies(job):
+    rank = job.rank()
+    rank.run("gemm", 0, 1000)
+    rank.copy(1000, 1100, at=10, kind=DTOD, stream=COMPUTE, size=64 << 20)
+    rank.run("gemm", 1100, 2000, at=20)
+
+
+@case({"TK415": 300}, ("TK401", "TK402", "TK406", "TK418"), severity="error", ranks=(0,), steps=(2, 3))
+def waits_for_something_that_is_not_seen(job):
+    launched_and_waiting(job, 300)
+
+
+@case({}, ("TK415",))
+def waits_for_nothing(job):
+    launched_and_waiting(job, 0)
+
+
+def launched_and_waiting(job, wait):
+    """The second kernel of each step is launched with the first, and starts ``wait`` us behind it."""
+    rank = job.rank()
+    for step in (1, 2, 3):
+        t = (1000 + wait) * step
+        rank.step(step, t - 30, t + 900)
+        rank.run("gemm", t, t + 500, at=t - 25)
+        rank.run("gemm", t + 500 + wait, t + 1000 + wait, at=t - 15)
 
 
 @case({"TK411": 500}, ("TK401",), ranks=(0,), steps=(2, 3))

@@ -143,6 +143,21 @@ class Rank:
         )
         self.occupied["copy"].update(range(start, end))
 
+    def migration(self, start, end, *, size, kind=11):
+        """A page of unified memory that moves to the GPU (11) or to the host (12); nobody launched it."""
+        self.export.op(
+            MEMCPY,
+            us(start),
+            us(end),
+            pid=self.pid,
+            device=self.number,
+            stream=0,
+            bytes=size,
+            copyKind=kind,
+            correlationId=0,
+        )
+        self.occupied["copy"].update(range(start, end))
+
     def call(self, name, start, end, *, tid=None, correlation=None):
         """A CUDA call that launches nothing."""
         correlation = correlation or self.export.correlation()
@@ -251,6 +266,22 @@ def case(fires=None, silent=(), job=None, **facts):
 
 
 EXPOSED = ("TK101", "TK102", "TK103", "TK104", "TK105", "TK106", "TK107", "TK108", "TK109", "TK110", "TK111", "TK112")
-HOST = ("TK401", "TK402", "TK403", "TK404", "TK405", "TK406", "TK407", "TK408", "TK410", "TK411", "TK414", "TK501")
+HOST = (
+    "TK401",
+    "TK402",
+    "TK403",
+    "TK404",
+    "TK405",
+    "TK406",
+    "TK407",
+    "TK408",
+    "TK410",
+    "TK411",
+    "TK414",
+    "TK416",
+    "TK417",
+    "TK418",
+    "TK501",
+)
 SIZED = {"version": "2024.6"}
 """An export with NCCL's payloads."""

@@ -443,7 +443,7 @@ def test_tk100_carries_what_no_other_rule_explains():
     exposed = analysis.steady.account.exposed_comm_ns
     assert cost["TK201"] + cost["TK107"] + cost["TK100"] == exposed
     (rest,) = [f for f in analysis.findings if f.rule == "TK100"]
-    assert "Other communication" in rest.title
+    assert "overlap" in rest.title
 
 
 def test_tk100_says_nothing_where_less_than_two_percent_remain():

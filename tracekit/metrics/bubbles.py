@@ -55,7 +55,7 @@ EXPOSED_COMM_CAUSES = (
     "between_kernels",
     "unknown",
 )
-EXPOSED_COPY_CAUSES = ("offload", "input", "pageable", "peer_copy", "unknown")
+EXPOSED_COPY_CAUSES = ("offload", "input", "pageable", "peer_copy", "migration", "on_device", "host_copy", "unknown")
 IDLE_CAUSES = (
     "launch_latency",
     "sync_call",

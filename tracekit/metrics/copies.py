@@ -17,10 +17,12 @@ Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
-OFFLOAD, INPUT, PAGEABLE, PEER_COPY, UNKNOWN = range(len(EXPOSED_COPY_CAUSES))
+OFFLOAD, INPUT, PAGEABLE, PEER_COPY, MIGRATION, ON_DEVICE, HOST_COPY, UNKNOWN = range(len(EXPOSED_COPY_CAUSES))
 TO_DEVICE = frozenset({"memcpy HtoD", "memcpy HtoA", "memcpy unified HtoD"})
 BETWEEN_GPUS = frozenset({"memcpy PtoP"})
 TO_HOST = frozenset({"memcpy DtoH", "memcpy AtoH", "memcpy unified DtoH"})
+MIGRATIONS = frozenset({"memcpy unified HtoD", "memcpy unified DtoH", "memcpy unified DtoD"})
+ON_GPU = frozenset({"memcpy DtoD", "memcpy AtoA", "memcpy AtoD", "memcpy DtoA", "memset"})
 
 
 def copy_causes(ops: Ops, rows: Int64, activity: Activity, words: Vocabulary, thresholds: Thresholds) -> Int8:
@@ -31,6 +33,9 @@ def copy_causes(ops: Ops, rows: Int64, activity: Activity, words: Vocabulary, th
     - ``input``: to the device inside a range that loads data; outside of all phases if not pageable.
     - ``pageable``: anything else with pageable host memory at one end.
     - ``peer_copy``: between two GPUs, outside of every collective.
+    - ``migration``: of unified memory, page by page.
+    - ``on_device``: within the GPU, memsets included.
+    - ``host_copy``: anything else to or from the host.
     """
     to_device, to_host = named(ops, rows, activity.names, TO_DEVICE), named(ops, rows, activity.names, TO_HOST)
     phased = words.where(lambda a: a.phase is not None)
@@ -43,9 +48,18 @@ def copy_causes(ops: Ops, rows: Int64, activity: Activity, words: Vocabulary, th
     if not told:
         offload |= tensors & to_host & ~pageable
     fed = to_device & (in_data | (outside & ~pageable))
+    migrated = named(ops, rows, activity.names, MIGRATIONS)
     cause = np.full(len(rows), UNKNOWN, np.int8)
     between = named(ops, rows, activity.names, BETWEEN_GPUS)
-    for code, holds in ((PEER_COPY, between), (PAGEABLE, pageable), (INPUT, fed), (OFFLOAD, offload)):
+    for code, holds in (
+        (HOST_COPY, to_device | to_host),
+        (ON_DEVICE, named(ops, rows, activity.names, ON_GPU)),
+        (PEER_COPY, between),
+        (PAGEABLE, pageable),
+        (INPUT, fed & ~migrated),
+        (OFFLOAD, offload & ~migrated),
+        (MIGRATION, migrated),
+    ):
         cause[holds] = code
     return cause
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tracekit.metrics.run import RunFacts
-from tracekit.results import Efficiency, Rank, Steady
+from tracekit.results import Efficiency, Rank, Steady, Step
 from tracekit.theory.flops import flops_per_token, hardware_factor, utilisation
 from tracekit.theory.gpus import Gpu, gpu_of
 
@@ -128,8 +128,21 @@ def _formula(facts: RunFacts, tokens: float | None, gpu: Gpu | None, steady: Ste
     )
 
 
+_IDLE = {"data_loading": "data", "dependency": "dependency", "unknown": "unknown"}
+"""What idle time is called by cause; the rest of it is the host's: it launches late."""
+
+
+def _idle_parts(steps: Sequence[Step]) -> dict[str, int]:
+    parts = {"launch": 0}
+    for step in steps:
+        for cause, ns in step.idle_by_cause.items():
+            name = _IDLE.get(cause, "launch")
+            parts[name] = parts.get(name, 0) + ns
+    return parts
+
+
 def _shares(ranks: Sequence[Rank], steady: Steady | None) -> dict[str, float]:
-    """What a steady step is spent on: compute, the link (exposed transfer), waiting, launching (idle), or copies."""
+    """What a steady step is spent on: compute, the link (exposed transfer), waiting, copies, or idle by its cause."""
     kept = set(steady.steps) if steady else set()
     steps = [step for rank in ranks for step in rank.steps if step.step in kept]
     waits = sum(step.exposed_comm_by_cause.get(c, 0) for step in steps for c in ("peer_wait", "start_up"))
@@ -138,8 +151,7 @@ def _shares(ranks: Sequence[Rank], steady: Steady | None) -> dict[str, float]:
         "compute": sum(step.account.compute_ns for step in steps),
         "link": exposed - waits,
         "wait": waits,
-        "launch": sum(step.account.idle_ns for step in steps),
         "copy": sum(step.account.exposed_copy_ns for step in steps),
-    }
+    } | _idle_parts(steps)
     whole = sum(parts.values())
     return {name: ns / whole for name, ns in parts.items()} if whole else {}

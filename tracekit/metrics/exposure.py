@@ -16,7 +16,7 @@ from tracekit.intervals import Cover
 from tracekit.metrics.activity import EVENT_SYNCS
 from tracekit.metrics.backlog import late_by_microbatches
 from tracekit.metrics.bubbles import EXPOSED_COMM_CAUSES, Bubbles, Lost
-from tracekit.metrics.launch_order import NEVER
+from tracekit.metrics.launch_order import BACKWARD, FORWARD, NEVER
 from tracekit.metrics.roles import Roles, roles_of
 from tracekit.metrics.surroundings import Surroundings, ended_before
 from tracekit.metrics.views import RankView
@@ -56,6 +56,11 @@ def with_exposure_causes(view: RankView, thresholds: Thresholds) -> Bubbles:
     found[(found == UNKNOWN) & not_released & _under_copy(view, let_go, start, thresholds)] = code_of("behind_copy")
     late = (found == UNKNOWN) & not_released & _next_kernel_was_late(view, work, gap, end, thresholds)
     found[late] = code_of("host_late")
+    # Compute waits for a collective that was launched in time: long beside compute, or alone.
+    in_time = roles.launched != NONE
+    in_time &= _start(view) - roles.returned > thresholds.launch_lag_ns
+    rest = (found == UNKNOWN) & (waited_for != NONE) & in_time[k]
+    found[rest] = np.where(around.beside[k], code_of("bandwidth"), code_of("serialized"))[rest]
     found[gap[1] - gap[0] < thresholds.kernel_gap_ns] = code_of("between_kernels")
     told = cause == UNKNOWN
     bubbles = bubbles.with_causes(Lost.EXPOSED_COMM, np.where(told, found, cause).astype(np.int8))
@@ -123,7 +128,11 @@ def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thre
     lag = _start(view) - roles.returned
     on_launch = known & (lag <= thresholds.launch_lag_ns) & (around.stream_free > near)
     late = on_launch & (around.running | (around.after_compute > near)) & ~nothing_to_hide_behind
-    gathers_late = at_compute_end & issued_late & roles.gather & ~nothing_to_hide_behind
+    behind = np.maximum(around.behind, 0)
+    queued = around.behind != NONE
+    # A gather behind a reduction that itself starts when work ends is ready no sooner: it was not issued ahead either.
+    stalled = queued & at_compute_end[behind] & around.blocking & (around.issued_after[behind] == around.issued_after)
+    gathers_late = (at_compute_end | stalled) & issued_late & roles.gather & ~nothing_to_hide_behind
     in_time = known & (around.running | (around.stream_free <= near))
     short = many_and_short(view, roles, thresholds)
     serialized = at_compute_end & (np.abs(around.next_work) <= near)
@@ -131,19 +140,22 @@ def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thre
         "on_compute_stream": own,  # cannot be issued ahead: every other test would misread it
         "rate_limiter": (gathers_late | (late & roles.gather)) & _after_event_sync(view, roles, thresholds),
         "no_prefetch": gathers_late,
-        "queued_behind_comm": around.behind_reduction & ~nothing_to_hide_behind,
+        "queued_behind_comm": queued & ~nothing_to_hide_behind,
         "launched_late": late,
         "first_gather": first_gather & ~short,
         "microbatch_reduce": roles.microbatch,
         "optimizer_phase": optimizer,
-        "launch_order": _held_up_by_launch_order(view, roles, around, thresholds),
+        "launch_order": _held_up_by_launch_order(view, roles, around, thresholds) & ~short,
         "latency_bound": (in_time | first_gather | serialized) & short,
         "serialized": serialized,
         "bandwidth": in_time,
     }
     code = np.select(list(conditions.values()), [code_of(name) for name in conditions], UNKNOWN)
-    late_and_short = (code == code_of("launched_late")) & short
-    return np.where(late_and_short, code_of("latency_bound"), code).astype(np.int64)
+    code[(code == code_of("launched_late")) & short] = code_of("latency_bound")
+    # What such a reduction costs is the gather's too: work waits for the gather, not for the reduction.
+    passed_on = stalled & gathers_late & np.isin(code[behind], (code_of("serialized"), code_of("bandwidth"), UNKNOWN))
+    code[behind[passed_on]] = code[passed_on]
+    return code.astype(np.int64)
 
 
 def _start(view: RankView) -> Int64:
@@ -175,17 +187,35 @@ def _after_event_sync(view: RankView, roles: Roles, thresholds: Thresholds) -> B
 def _held_up_by_launch_order(view: RankView, roles: Roles, around: Surroundings, thresholds: Thresholds) -> Bool:
     """Reductions that hold up compute which does not need them, in a job that starts all in the order of launch."""
     near, tick = thresholds.handover_ns, thresholds.clock_tolerance_ns
-    held = roles.reduction & around.blocking & (around.after_compute <= near) & (around.next_work <= near)
-    held &= (around.next_work >= -tick) & (roles.launched != NONE) & ~roles.optimizer & ~roles.microbatch
-    held &= ~roles.on_compute_stream & _scatters(view)
+    may = roles.reduction & around.blocking & (roles.launched != NONE) & ~roles.optimizer & ~roles.microbatch
+    may &= ~roles.on_compute_stream & _of_gradients(view)
+    at_end = around.after_compute <= near
+    held: Bool = may & at_end & (around.next_work <= near) & (around.next_work >= -tick)
+    # Replicas reduce behind the shards' reduction: compute waits for both.
+    row = view.collectives.row
+    start, end = view.ops.start[row], view.ops.end[row]
+    last = may & ~at_end & (around.next_work <= near) & (around.next_work >= -tick)
+    before = ended_before(end, start[last] + tick)
+    first = np.maximum(before, 0)
+    pair = (before >= 0) & (start[last] - end[first] <= near) & may[first] & at_end[first]
+    held[first[pair]] = True
+    held[np.flatnonzero(last)[pair]] = True
     if np.count_nonzero(held) < thresholds.blocking_reductions or not in_launch_order(view, thresholds):
         return np.zeros(len(held), np.bool_)
     return held
 
 
-def _scatters(view: RankView) -> Bool:
-    found = view.collectives
-    result: Bool = np.array([op == "reduce_scatter" for _, op in found.group] or [False])[found.of]
+def _of_gradients(view: RankView) -> Bool:
+    """Reductions that no compute of the pass needs: reduce-scatters, and all-reduces of a communicator that has none
+    outside of the backward pass (tensor parallelism reduces in the forward pass too).
+    """
+    found, phase = view.collectives, view.labels.phase[view.collectives.row]
+    wanted = np.array([op == "reduce_scatter" for _, op in found.group] or [False])
+    for i, (_, op) in enumerate(found.group):
+        if op == "all_reduce":
+            phases = phase[found.of == i]
+            wanted[i] = bool(np.any(phases == BACKWARD)) and not bool(np.any((phases == FORWARD) | (phases == NONE)))
+    result: Bool = wanted[found.of]
     return result
 
 

@@ -29,14 +29,16 @@ class Surroundings:
     """ns since the last work before it, and what it needed copied, had ended; 0 where work runs."""
     issued_after: Int64
     """Launch of the last work that ended before it; NONE where that is not known."""
+    beside: Bool
+    """Work runs beside it for some of its time."""
     blocking: Bool
     """No work starts until it ends."""
     next_work: Int64
     """ns from its end, and that of what is copied then, to the next work."""
     stream_free: Int64
     """Longest pause on its own stream since the communication before it, ns; NEVER for a stream's first."""
-    behind_reduction: Bool
-    """Starts when a reduction on another stream ends, and was launched before that."""
+    behind: Int64
+    """Which reduction on another stream it starts behind, launched before that ends; NONE where it is none."""
 
     @classmethod
     def of(cls, view: RankView, work: Work, serving: Serving, roles: Roles, thresholds: Thresholds) -> Surroundings:
@@ -56,10 +58,11 @@ class Surroundings:
             running=running,
             after_compute=np.where(running, 0, begin - latest(work.cover.end, begin + tick)),
             issued_after=_launch_of(view, np.append(work.row, NONE)[previous]),  # -1: none
+            beside=work.cover.within(start, end) > tick,
             blocking=~running & (starts >= end - tick),
             next_work=np.where(after == NEVER, NEVER, np.where(after < end, after - end, after - finish)),
             stream_free=_since_stream_was_busy(view),
-            behind_reduction=_behind_reductions(view, roles, thresholds),
+            behind=_behind_reductions(view, roles, thresholds),
         )
 
 
@@ -99,8 +102,10 @@ def _since_stream_was_busy(view: RankView) -> Int64:
     """
     ops, row = view.ops, view.collectives.row
     free = np.full(len(row), NEVER, np.int64)
-    for stream in np.unique(ops.stream[row]).tolist():
-        line, mine = np.flatnonzero(ops.stream == stream), np.flatnonzero(ops.stream[row] == stream)
+    order, own = (np.argsort(streams, kind="stable") for streams in (ops.stream, ops.stream[row]))
+    sorted_streams, own_streams = ops.stream[order], ops.stream[row][own]
+    for stream in np.unique(own_streams).tolist():
+        line, mine = _of_stream(order, sorted_streams, stream), _of_stream(own, own_streams, stream)
         pause = np.append(0, ops.start[line[1:]] - np.maximum.accumulate(ops.end[line])[:-1])
         place = np.searchsorted(line, row[mine])
         if len(place) > 1:
@@ -108,13 +113,18 @@ def _since_stream_was_busy(view: RankView) -> Int64:
     return free
 
 
-def _behind_reductions(view: RankView, roles: Roles, thresholds: Thresholds) -> Bool:
-    """Gathers that start when a reduction on another stream ends, launched before that.
+def _of_stream(order: NDArray[np.intp], streams: Int64, stream: int) -> NDArray[np.intp]:
+    low, high = (int(np.searchsorted(streams, stream, side=side)) for side in ("left", "right"))
+    return order[low:high]
+
+
+def _behind_reductions(view: RankView, roles: Roles, thresholds: Thresholds) -> Int64:
+    """For gathers that start when a reduction on another stream ends, launched before that: which; else NONE.
 
     Only where gathers and reductions of these streams (where NCCL tells, of one communicator) never run together.
     """
     ops, found = view.ops, view.collectives
-    behind = np.zeros(len(found.row), np.bool_)
+    behind = np.full(len(found.row), NONE, np.int64)
     stream, start, end = ops.stream[found.row], ops.start[found.row], ops.end[found.row]
     communicator = np.array([name or "" for name, _ in found.group] or [""])[found.of]
     gathers, reductions = np.flatnonzero(roles.gather), np.flatnonzero(roles.reduction)
@@ -132,5 +142,5 @@ def _behind_reductions(view: RankView, roles: Roles, thresholds: Thresholds) -> 
         if together > thresholds.clock_tolerance_ns * min(len(a), len(b)):
             held &= ~((stream[gathers] == one) & (stream[q] == other))
     if np.count_nonzero(held) >= thresholds.queued_gathers:
-        behind[gathers[held]] = True
+        behind[gathers[held]] = q[held]
     return behind

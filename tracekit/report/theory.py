@@ -47,12 +47,18 @@ def rate(value: float) -> str:
     return f"{value:.3g}"
 
 
+BOUND_BY = {"dependency": "operations that wait for others", "unknown": "idle time of unknown cause"}
+"""What needs more than the word itself."""
+
+
 def roofline(analysis: Analysis) -> str | None:
     """What the step is bound by, and how fast its most exposed op moves bytes: one line, if anything is known."""
     used = analysis.efficiency
     words = []
     if used is not None and used.bound_by:
-        words.append(f"bound by {used.bound_by} ({100 * used.shares[used.bound_by]:.0f} %)")
+        words.append(
+            f"bound by {BOUND_BY.get(used.bound_by, used.bound_by)} ({100 * used.shares[used.bound_by]:.0f} %)"
+        )
     speeds = list(speed_words(analysis))
     return " · ".join([*words, *speeds[:1]]) or None
 

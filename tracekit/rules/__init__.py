@@ -20,14 +20,16 @@ from tracekit.rules.capture_quality import (
     RankClaimedTwice,
     StartUpSkew,
 )
+from tracekit.rules.checkpoints import CheckpointSave
 from tracekit.rules.confidence import with_confidence
 from tracekit.rules.contention import Contention
-from tracekit.rules.copying import CheckpointSave, HeldByCopy, OffloadExposed
+from tracekit.rules.device_copies import CopiesOnDevice, Migrations
 from tracekit.rules.exposed import ExposedCommunication
 from tracekit.rules.first_use import LazyLoading
 from tracekit.rules.frameworks import own_words
 from tracekit.rules.hangs import HANG_RULES
 from tracekit.rules.host import DataLoading, SyncCall
+from tracekit.rules.host_copies import HeldByCopy, OffloadExposed, PinnedCopies
 from tracekit.rules.late_ranks import LateUnexplained, LikelyWaiting
 from tracekit.rules.launches import LaunchBound
 from tracekit.rules.memory import AllocatorRetries, Churn, MemoryGap
@@ -36,6 +38,7 @@ from tracekit.rules.overheads import Recompilation, Recompute, UnfusedOptimizer,
 from tracekit.rules.pauses import Pauses
 from tracekit.rules.profiler import ProfilerTrouble
 from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
+from tracekit.rules.residue import Unexplained
 from tracekit.rules.schedule import (
     FirstGather,
     HeldUpByLaunchOrder,
@@ -88,6 +91,9 @@ RULES: tuple[Rule, ...] = (
     CheckpointSave(),
     HeldByCopy(),
     OffloadExposed(),
+    PinnedCopies(),
+    Migrations(),
+    CopiesOnDevice(),
     AllocatorRetries(),
     Churn(),
     MemoryGap(),
@@ -110,8 +116,9 @@ RULES: tuple[Rule, ...] = (
     ClocksNotAlignable(),
     ProfilerTrouble(),
     ExposedCommunication(),
+    Unexplained(),
 )
-"""All rules; TK100 is last, for it carries what the others leave unexplained."""
+"""All rules; TK100 and TK415 are last, for they carry what the others leave unexplained."""
 ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 

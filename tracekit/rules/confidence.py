@@ -32,7 +32,7 @@ RESTS_ON: Mapping[str, RestsOn] = {
     **dict.fromkeys(("TK101", "TK102", "TK106", "TK107", "TK108", "TK110", "TK111", "TK112", "TK404"), _EXPOSED),
     **dict.fromkeys(("TK201", "TK204", "TK205", "TK206", "TK207", "TK208", "TK209"), _STRAGGLER),
     **dict.fromkeys(("TK202", "TK203"), _STRAGGLER | RestsOn.LAUNCHES),
-    **dict.fromkeys(("TK401", "TK402", "TK405", "TK406"), _HOST),
+    **dict.fromkeys(("TK401", "TK402", "TK405", "TK406", "TK415"), _HOST),
     **dict.fromkeys(("TK403", "TK409", "TK411"), RestsOn.LAUNCHES),
 }
 """By code. Rules that are not listed rest on what every capture holds."""

@@ -80,6 +80,11 @@ class Ledger:
         """What is left of the picked bubbles, ns a step."""
         return sum(self._sum([pick(view) for view in self._views]).values())
 
+    def free(self, view: RankView) -> Bool:
+        """(n,) mask of a rank's bubbles that no finding has claimed whole."""
+        result: Bool = self._left[self._views.index(view)] > 0
+        return result
+
     def unclaimed(self, lost: Lost) -> int:
         """What is left of one term of the account, ns a step: the term less all claims on it."""
         terms = {

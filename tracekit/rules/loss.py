@@ -149,6 +149,11 @@ class Weights:
         """How many names there are besides the heaviest."""
         return max(len(self._ns) - 1, 0)
 
+    def share(self, key: str | None) -> float:
+        """A name's share of all time."""
+        whole = sum(self._ns.values())
+        return self._ns.get(key, 0) / whole if whole else 0.0
+
     def heaviest(self) -> str | None:
         """The name with most time; None where that is what has no name, or there is no time."""
         return max(self._ns, key=lambda key: (self._ns[key], key or ""), default=None)

@@ -246,8 +246,22 @@ class FirstGather(CauseRule):
     general = "Nothing of the step can hide its first gather: make it small, or keep those parameters gathered."
 
     def claim(self, loss: Loss) -> str:
-        """One sentence for all."""
+        """Says where it is not one but many."""
+        count = sum(len(np.unique(v.bubbles.op[rows])) for v, rows in zip(loss.views, loss.rows, strict=True))
+        if count >= loss.context.thresholds.first_gathers * loss.windows:
+            return f"{count / loss.windows:.0f} gathers begin the step, one behind another, with no compute beside them"
         return "The gather that begins the step is exposed"
+
+    def fix(self, context: Context) -> str:
+        """Many gathers before any compute are many small units."""
+        loss = Loss.of(context, self.pick)
+        count = sum(len(np.unique(v.bubbles.op[rows])) for v, rows in zip(loss.views, loss.rows, strict=True))
+        units = (
+            "Wrap larger units: whole blocks, not their layers. "
+            if count >= context.thresholds.first_gathers * loss.windows
+            else ""
+        )
+        return units + super().fix(context)
 
 
 class HeldUpByLaunchOrder(CauseRule):
@@ -258,17 +272,17 @@ class HeldUpByLaunchOrder(CauseRule):
     causes = ("launch_order",)
     general = (
         "Unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 to 32. With 1, operations of all streams start in the order "
-        "of launch, and compute that was launched after a reduce-scatter waits for it. Megatron asks for 1 where "
+        "of launch, and compute that was launched after a reduction waits for it. Megatron asks for 1 where "
         "tensor or sequence parallelism overlaps: then use fewer, larger buckets."
     )
 
     def claim(self, loss: Loss) -> str:
         """One sentence for all."""
-        return "Compute waits for reduce-scatters that it does not need: all streams start in the order of launch"
+        return "Compute waits for reductions that it does not need: all streams start in the order of launch"
 
     def evidence(self, loss: Loss) -> Iterable[Evidence]:
         """How many, and how soon compute goes on."""
-        yield collectives_a_step(loss, "reduce-scatters")
+        yield collectives_a_step(loss, "reductions")
         yield median_delay(loss, "next compute starts after their end, median", _to_next_compute)
         yield exposed_share(loss)
 
