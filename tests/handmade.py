@@ -132,7 +132,8 @@ class ProcessSketch:
     def op(self, start, end, *, stream, kind, source, name, called=None, thread=MAIN, nccl=None, device=0, **facts):
         """A GPU operation, launched at ``called`` by ``thread`` (None: the capture lacks the call).
 
-        ``called`` may be (start, end) of the call; ``call`` is its name. Copies may tell ``bytes`` and ``pageable``.
+        ``called`` may be (start, end) of the call; ``call`` is its name. Copies may tell ``bytes`` and
+        ``pageable``, kernels ``grid``.
         """
         call = None
         if called is not None:
@@ -140,6 +141,7 @@ class ProcessSketch:
             call = self.call(facts.pop("call", "cudaLaunchKernel"), begin, until, thread=thread)
         row = {"start": start, "end": end, "stream": stream, "kind": kind, "source": source}
         row |= {"bytes": facts.pop("bytes", NONE), "pageable": facts.pop("pageable", False)}
+        row["grid"] = facts.pop("grid", NONE)
         assert not facts, facts
         self.ops.append(row | {"name": self.job.name(name), "call": call, "nccl": nccl, "device": device})
 
@@ -188,14 +190,13 @@ class ProcessSketch:
 
     def columns(self, device, range_row, call_row):
         ops = sorted((op for op in self.ops if op["device"] == device), key=lambda op: (op["start"], op["end"]))
-        n = len(ops)
         return Ops(
             **{key: int64(op[key] for op in ops) for key in ("start", "end", "stream")},
             **{key: np.array([op[key] for op in ops], np.int8) for key in ("kind", "source")},
             name=np.array([op["name"] for op in ops], np.int32),
             call=np.array([call_row.get(op["call"], NONE) for op in ops], np.int32),
             nccl=np.array([range_row.get(op["nccl"], NONE) for op in ops], np.int32),
-            grid=np.full(n, NONE, np.int64),
+            grid=int64(op["grid"] for op in ops),
             bytes=int64(op["bytes"] for op in ops),
             pageable=np.array([op["pageable"] for op in ops], np.bool_),
         )

@@ -93,6 +93,7 @@ def examine(
         sizes,
         step_marker=options.step_marker,
         windows=_windows(timeline, tracks, sizes, options),
+        thresholds=options.thresholds,
         done=lambda count: progress(count, len(tracks)) if progress else None,
     )
     facts = run_facts(timeline, options.model, options.tokens_per_step)

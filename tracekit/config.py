@@ -17,6 +17,16 @@ class Thresholds:
     cut_off_share: float = 0.05
     """† A step that no other follows and that is this much shorter than the median step was cut off by the capture's
     end: it is shown and left out of the steady figures."""
+    period_repeats: int = 3
+    """† What repeats less often is no step."""
+    period_coverage: float = 0.6
+    """† Of the main stream's kernels, this share repeats exactly where a period is taken for a step."""
+    period_kernels: int = 5
+    """† Fewer different kernels than this are a benchmark's loop, not a training step."""
+    period_time_share: float = 0.9
+    """† Where not all kernels repeat exactly, those are compared that take most of the time, up to this share."""
+    period_spread: float = 0.1
+    """† Ranks of one job whose periods differ in length by more than this share do not repeat their steps."""
     error_share: float = 0.10
     """† A finding whose fix saves this share of the step is an error."""
     warning_share: float = 0.02

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracekit.config import Thresholds
 from tracekit.errors import UsageError
 from tracekit.metrics.accounting import Covers, account, accounts
 from tracekit.metrics.identity import RankCollectives, rank_collectives
 from tracekit.metrics.labels import Vocabulary, main_thread, vocabulary
+from tracekit.metrics.period import PERIOD, find_period, period_ranges
 from tracekit.metrics.phases import modules_of_window, phases_of_steps
 from tracekit.metrics.steps import StepRanges, StepWindows, main_stream, step_ranges, step_windows
 from tracekit.results import Account, Clock, Rank, Step
@@ -44,6 +46,7 @@ def measure_ranks(
     *,
     step_marker: str | None,
     windows: Sequence[tuple[int | None, int | None]],
+    thresholds: Thresholds,
     done: Callable[[int], None],
 ) -> list[RankMeasures]:
     """Take each rank's own measures, as `measure_rank` does; ``done`` is called with the number of ranks measured.
@@ -54,14 +57,35 @@ def measure_ranks(
 
     def covers_by_rank() -> Iterator[Covers]:
         for track, window in zip(tracks, windows, strict=True):
-            m = measure_rank(timeline, track, sizes, step_marker=step_marker, window=window)
+            m = measure_rank(timeline, track, sizes, step_marker=step_marker, window=window, thresholds=thresholds)
             measured.append(replace(m, covers=nothing))
             done(len(measured))
             yield m.covers
 
     nothing = Covers.of(tracks[0].ops.rows(np.zeros(len(tracks[0].ops), np.bool_)))
     kept = keep(covers_by_rank(), tracks[0].ops.start)
-    return [replace(m, covers=covers) for m, covers in zip(measured, kept, strict=True)]
+    measured = [replace(m, covers=covers) for m, covers in zip(measured, kept, strict=True)]
+    return measured if _agree(measured, thresholds) else [_without_steps(m) for m in measured]
+
+
+def _agree(measured: Sequence[RankMeasures], thresholds: Thresholds) -> bool:
+    """Whether steps that were found by their period are found on all ranks, and as long on all of them."""
+    found = [m.marks is not None and m.marks.source == PERIOD for m in measured]
+    if not any(found):
+        return True
+    lengths = [float(np.median([step.account.wall_ns for step in m.steps])) for m in measured if m.steps]
+    everywhere = all(found) and len(lengths) == len(measured)
+    return everywhere and max(lengths) <= (1 + thresholds.period_spread) * min(lengths)
+
+
+def _without_steps(m: RankMeasures) -> RankMeasures:
+    return replace(m, marks=None, steps=(), notes=()) if m.marks and m.marks.source == PERIOD else m
+
+
+def _by_period(timeline: Timeline, track: RankTrack, stream: int | None, thresholds: Thresholds) -> StepRanges | None:
+    """Steps by the period of the main stream; None where it has none."""
+    period = find_period(track.ops, timeline.names, stream, thresholds)
+    return period_ranges(track.ops, timeline.processes[track.process], period) if period else None
 
 
 def measure_rank(
@@ -71,6 +95,7 @@ def measure_rank(
     *,
     step_marker: str | None,
     window: tuple[int | None, int | None],
+    thresholds: Thresholds,
 ) -> RankMeasures:
     """Take one rank's own measures.
 
@@ -90,6 +115,8 @@ def measure_rank(
     stream = main_stream(ops)
     words = vocabulary(timeline, process.ranges)
     marks = step_ranges(timeline, process, words, step_marker)
+    if marks is None and step_marker is None:
+        marks = _by_period(timeline, track, stream, thresholds)
     windows = step_windows(ops, process, marks, stream) if marks else None
     if windows is not None and window != (None, None):
         windows = windows.inside(*span)
@@ -110,7 +137,12 @@ def measure_rank(
 
 
 def _notes(marks: StepRanges) -> Iterator[str]:
-    """What was passed over among the marks of steps."""
+    """What was passed over among the marks of steps, and how steps without marks were found."""
+    if marks.confidence is not None:
+        yield (
+            f"no range marks steps: {marks.whole} were found by the period in which the main stream repeats itself, "
+            f"with a confidence of {marks.confidence:.1f}"
+        )
     if marks.nested:
         yield f"marks {marks.source!r} inside others, of which only the outermost are steps: {marks.nested}"
     if marks.elsewhere:
@@ -183,6 +215,7 @@ def rank_result(timeline: Timeline, m: RankMeasures, steady: Sequence[int], cloc
         end_ns=m.window[1],
         main_stream=m.stream,
         step_source=m.marks.source if m.marks and m.steps else None,
+        step_confidence=m.marks.confidence if m.marks and m.steps else None,
         steps=m.steps,
         steps_renumbered=m.renumbered,
         modules=modules_of_window(

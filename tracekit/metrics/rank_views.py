@@ -50,7 +50,9 @@ def _labels_and_bubbles(
     bubbles = bubbles_of(ops, m.covers, m.collectives, waits, BubbleWindows.of(m.steps, m.window))
     if thresholds is None:
         return labels, bubbles
-    bubbles = with_host_causes(bubbles, ops, activity, m.words, m.marks, thresholds)
+    # The host's parts of steps that were found by their period touch: what lies between two steps is not known.
+    marks = m.marks if m.marks is not None and m.marks.confidence is None else None
+    bubbles = with_host_causes(bubbles, ops, activity, m.words, marks, thresholds)
     return labels, with_exposure_causes(_view(timeline, m, activity, labels, bubbles), thresholds)
 
 

@@ -41,6 +41,10 @@ class StepRanges:
     """Marks on other threads, which are no steps."""
     numbered: bool = True
     """Whether the marks carry the numbers; else they are counted."""
+    confidence: float | None = None
+    """How sure it is that these are steps, 0 to 1; None where ranges say so."""
+    whole: int | None = None
+    """The first so many are whole steps; None: all."""
 
     def containing(self, t: Int64) -> Int64:
         """Index of the step range around each t, or NONE."""
@@ -185,4 +189,6 @@ def step_windows(ops: Ops, process: Process, marks: StepRanges, stream: int | No
     last_end = int(ops.end[launched[step == found[-1]]].max())
     end = np.append(anchor[1:], last_end)
     followed = np.arange(len(found)) < len(found) - 1
-    return StepWindows(number=marks.number[found], start=anchor, end=end, followed=followed).rows(end > anchor)
+    windows = StepWindows(number=marks.number[found], start=anchor, end=end, followed=followed)
+    whole = found < marks.whole if marks.whole is not None else np.ones(len(found), np.bool_)
+    return windows.rows((end > anchor) & whole)

@@ -236,6 +236,7 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "kernels_launched": rank.kernels_launched,
         "opaque_ns": rank.opaque_ns,
         "step_source": rank.step_source,
+        "step_confidence": rank.step_confidence,
         "steps": [_step(step) for step in rank.steps],
         "steps_renumbered": rank.steps_renumbered,
         "wait_caused_ns": rank.wait_caused_ns,

@@ -84,8 +84,10 @@ class Rank:
     main_stream: int | None
     """The compute stream with most compute time, which anchors the steps."""
     step_source: str | None
-    """Which ranges the steps come from, e.g. ``ProfilerStep#``; None without steps."""
+    """Which ranges the steps come from, e.g. ``ProfilerStep#``, or ``period``; None without steps."""
     steps: tuple[Step, ...]
+    step_confidence: float | None = None
+    """How sure the steps are, 0 to 1, where no ranges mark them (``step_source`` is ``period``); None otherwise."""
     steps_renumbered: bool = False
     """The collectives say that these are other steps of the first rank's than their own marks' numbers say: the numbers
     are the first rank's."""
