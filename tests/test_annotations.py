@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tracekit.annotations import STEP_FAMILIES, Annotation, base_name, describe_range
+from tracekit.annotations import Annotation, base_name, describe_range
+from tracekit.step_names import STEP_FAMILIES
 
 STEPS = [
     ("tracekit", "step", "tracekit", None),
@@ -34,7 +35,45 @@ STEPS = [
     (None, "global_step=7", "step N", 7),
     (None, "step", "step", None),
     ("my_training", "step", "step", None),
+    (None, "Warm-up Step 3", "step N", 3),
+    (None, "warmup_step3", "step N", 3),
+    (None, "step 15/100", "step N", 15),
+    (None, "[Epoch 2] Step 15", "step N", 15),
+    (None, "epoch 2, step 15", "step N", 15),
+    (None, "iteration 12 (warmup)", "iteration N", 12),
+    (None, "iteration[32,36)", "iteration N", 32),
+    (None, "Benchmark iteration 4", "iteration N", 4),
+    (None, "Trainer step", "train_step", None),
+    (None, "trainer.step 7", "train_step N", 7),
+    (None, "GlobalStep", "step", None),
+    (None, "GlobalStep 9", "step N", 9),
+    (None, "TrainStep 9", "train_step N", 9),
+    (None, "batch 4", "batch N", 4),
+    (None, "Batch_4", "batch N", 4),
+    ("TSL", "XlaModule:#hlo_module=jit_train_step,program_id=12#", "XlaModule", None),
+    (
+        None,
+        "TSL:XlaModule:#prefix=jit(step),hlo_module=pjit__wrapped_step_fn,program_id=1#",
+        "XlaModule",
+        None,
+    ),
+    (None, "XlaModule:#hlo_module=jit_step#", "XlaModule", None),
 ]
+
+NO_STEPS = [
+    "eval step 3", "validation step 3", "optimizer step 3", "step 3 forward", "decode step 5", "step 3 loss 0.2",
+    "load batch 3", "microbatch 3", "micro-batch 3", "batch", "batch of 4", "12 step", "epoch 3", "warmup", "steps",
+    "step by step 3",
+    "TSL:XlaCompile:#module=jit_train_step,program_id=1#", "XlaModule:#hlo_module=jit_eval_step,program_id=3#",
+    "XlaModule:#hlo_module=jit_multiply,program_id=3#", "Thunk:#hlo_op=all-reduce.3#", "hstu_layer_step 3",
+    "zrx_step_4",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_STEPS)
+def test_no_step(name: str) -> None:
+    found = describe_range(None, name)
+    assert found is None or found.step is None
 
 
 @pytest.mark.parametrize(("domain", "name", "family", "number"), STEPS)
@@ -175,7 +214,6 @@ NOTHING = [
     (None, "ProfilerStep*"),
     (None, "ProfilerStep#\u0661"),
     (None, "epoch 3"),
-    (None, "batch 3"),
     (None, "step -"),
     (None, "step " + "9" * 5000),
     (None, "step \u0661\u0662"),

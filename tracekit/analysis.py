@@ -202,7 +202,13 @@ def _windows(
     if options.window == (None, None) or len(captures) == 1 or not options.align:
         return [options.window] * len(tracks)
     whole = measure_ranks(
-        timeline, tracks, sizes, step_marker=options.step_marker, windows=everything, done=lambda _: None
+        timeline,
+        tracks,
+        sizes,
+        step_marker=options.step_marker,
+        windows=everything,
+        thresholds=options.thresholds,
+        done=lambda _: None,
     )
     covers = [m.covers for m in whole]
     clocks = put_together(

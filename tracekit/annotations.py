@@ -23,23 +23,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-STEP_FAMILIES: tuple[str, ...] = (
-    "tracekit",
-    "lightning",
-    "ProfilerStep#",
-    "train_step N",
-    "iteration N",
-    "step N",
-    "train_step",
-    "iteration",
-    "step",
-)
-"""Families of step ranges in order of trust; the ranges of one family tile the training steps of a rank.
-
-Lightning goes before the profiler, whose step it ends in mid-step (after ``training_step``, that is the forward) and
-also counts in validation; its own range is one batch, a microbatch under gradient accumulation. Numbered ranges go
-before bare words: ``step`` alone may be the optimizer's.
-"""
+from tracekit.step_names import step_of, xla_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +187,11 @@ def _pipeline(rest: str) -> Annotation | None:
     return None if found is None else _FORWARD if found[1] == "F" else _BACKWARD
 
 
+def _xla(rest: str) -> Annotation | None:
+    """A run of a compiled program; of their names only that of a training step is told apart."""
+    return Annotation(step="XlaModule") if xla_step(f"XlaModule:#{rest}") else None
+
+
 _FRAMEWORKS = (
     ("ProfilerStep#", _profiler_step),
     ("autograd::engine::evaluate_function: ", _BACKWARD),
@@ -219,6 +208,8 @@ _FRAMEWORKS = (
     ("[pl][profile]", _lightning),
     ("[pl][module]", _lightning_module),
     ("DeepSpeed", _deepspeed),
+    ("XlaModule:#", _xla),
+    ("TSL:XlaModule:#", _xla),
 )
 _FRAMEWORK_PREFIXES = tuple(prefix for prefix, _ in _FRAMEWORKS)
 
@@ -246,20 +237,7 @@ _USER_PHASES = {
     for word in words.split()
 }
 
-# Word -> (family, also without a number). A bare ``training_step`` is Lightning's forward, a bare ``iter`` Python's.
-_USER_STEPS = {
-    "train_step": ("train_step", True),
-    "training_step": ("train_step", False),
-    "train_iteration": ("train_step", True),
-    "training_iteration": ("train_step", True),
-    "train_iter": ("train_step", False),
-    "iteration": ("iteration", True),
-    "iter": ("iteration", False),
-    "step": ("step", True),
-    "steps": ("step", False),
-    "global_step": ("step", False),
-}
-_LONGEST_WORD = 1 + max(map(len, (*_USER_PHASES, *_USER_STEPS)))
+_LONGEST_WORD = 1 + max(map(len, _USER_PHASES))
 
 
 def _user_range(name: str) -> Annotation | None:
@@ -267,18 +245,13 @@ def _user_range(name: str) -> Annotation | None:
     text = name.strip(_DECORATION)
     if name.startswith("##"):
         text = text.partition(":")[0]
+    if (step := step_of(text)) is not None:
+        return Annotation(step=step[0], step_number=step[1])
     text = text.removesuffix("()").lower()
     stem = text.rstrip("0123456789")
     if len(stem) > _LONGEST_WORD:
         return None
-    number = _number(text[len(stem) :])
-    word = stem.rstrip(" _-#:=./").translate(_SEPARATORS)
-    if word in _USER_STEPS:
-        family, bare = _USER_STEPS[word]
-        if number is not None:
-            return Annotation(step=f"{family} N", step_number=number)
-        return Annotation(step=family) if bare and len(word) == len(text) else None
-    return _USER_PHASES.get(word)
+    return _USER_PHASES.get(stem.rstrip(" _-#:=./").translate(_SEPARATORS))
 
 
 def _number(digits: str) -> int | None:

@@ -183,7 +183,7 @@ def test_steps_of_two_threads_are_those_of_the_thread_with_more():
     assert [window[:2] for window in windows_of(job.timeline())] == [(0, 10), (1, 110), (2, 210)]
     assert (marks_of(job.timeline()).nested, marks_of(job.timeline()).elsewhere) == (0, 2)
     (note,) = tracekit.analyze(job.timeline()).captures[0].notes
-    assert "another thread" in note
+    assert "other threads" in note
     assert note.endswith(": 2")
 
 
@@ -381,12 +381,15 @@ def test_windows_are_what_the_definition_says(steps, kernels):
     rank.kernel(500, 900, called=499)  # makes its stream the main one
     for called, start, end, stream, thread in rows:
         rank.kernel(start, end, called=called, stream=stream, thread=thread)
-    anchors, ends = {}, {}
+    anchors, others, ends = {}, {}, {}
     for number, low, high in ranges:
         mine = [(start, end, stream) for called, start, end, stream, _ in rows if low <= called < high]
-        if any(stream == COMPUTE for *_, stream in mine):
-            anchors[number] = min(start for start, _, stream in mine if stream == COMPUTE)
+        on_main = [start for start, _, stream in mine if stream == COMPUTE]
+        if mine:
+            (anchors if on_main else others)[number] = min(on_main or [start for start, *_ in mine])
             ends[number] = max(end for _, end, _ in mine)
+    if len(others) > len(anchors):
+        anchors |= others
     order = sorted(anchors, key=lambda number: (anchors[number], number))
     edges = [anchors[number] for number in order] + ([ends[order[-1]]] if order else [])
     expected = [(n, low, high) for n, low, high in zip(order, edges, edges[1:], strict=False) if low < high]
@@ -402,3 +405,56 @@ def test_only_steps_wholly_inside_a_window_are_kept():
     assert found.inside(40, 140).number.tolist() == [0]
     assert found.inside(41, 230).number.tolist() == [1]
     assert found.inside(41, 229) is None
+
+
+def test_steps_that_compute_on_another_stream_each_time():
+    """GIVEN five steps on five streams, of which one holds most compute, THEN every step has its window."""
+    job, rank = one_rank()
+    for step in range(5):
+        at = 100 * step
+        rank.range(f"step {step}", at, at + 100)
+        rank.kernel(at + 20, at + 60 + step, stream=40 + step, called=at + 10)
+        rank.kernel(at + 70, at + 80, stream=40 + step, called=at + 12)
+    assert windows_of(job.timeline()) == [(k, 100 * k + 20, 100 * k + 120) for k in range(4)] + [(4, 420, 480)]
+
+
+def test_a_step_without_a_kernel_on_the_main_stream_has_no_window_where_most_have_one():
+    """GIVEN an early kernel on a side stream, and a third step that only has one there."""
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.kernel(6, 9, stream=SIDE, called=3)
+    rank.range("step", 200, 300, domain="tracekit", value=2)
+    rank.kernel(240, 250, stream=SIDE, called=210)
+    assert windows_of(job.timeline()) == [(0, 40, 140), (1, 140, 230)]
+
+
+def test_a_step_that_only_copies_or_communicates_has_no_window():
+    job, rank = one_rank()
+    two_steps(rank)
+    rank.range("step", 200, 300, domain="tracekit", value=2)
+    rank.copy(240, 250, called=210)
+    rank.comm(250, 260, called=211)
+    assert [number for number, *_ in windows_of(job.timeline())] == [0, 1]
+
+
+def test_a_marker_finds_ranges_by_what_they_launch_on_any_stream():
+    """GIVEN a main stream with a long kernel outside of the ranges that are asked for."""
+    job, rank = one_rank()
+    rank.kernel(1000, 9000, called=900)
+    for k in range(3):
+        rank.range("decode", 100 * k, 100 * k + 90)
+        rank.kernel(100 * k + 50, 100 * k + 70, stream=SIDE, called=100 * k + 10)
+    assert windows_of(job.timeline(), marker="decode") == [(0, 50, 150), (1, 150, 250), (2, 250, 270)]
+
+
+def test_each_device_of_a_process_has_the_ranges_of_its_own_thread():
+    """GIVEN two devices whose threads run a step each at different times, THEN each launches inside its own."""
+    job, rank = one_rank()
+    for device, thread in ((0, MAIN), (1, AUTOGRAD)):
+        for k in range(3):
+            at = 100 * k + 45 * device
+            rank.range("XlaModule:#hlo_module=jit_train_step,program_id=2#", at, at + 40, thread=thread, domain="TSL")
+            rank.kernel(at + 50, at + 80, called=at + 10, thread=thread, device=device)
+    found = tracekit.analyze(job.timeline(), tracekit.Options(rules=False))
+    assert [[step.start_ns for step in each.steps] for each in found.ranks] == [[50, 150, 250], [95, 195, 295]]
+    assert {each.step_source for each in found.ranks} == {"XlaModule"}

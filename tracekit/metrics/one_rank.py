@@ -114,7 +114,7 @@ def measure_rank(
         )
     stream = main_stream(ops)
     words = vocabulary(timeline, process.ranges)
-    marks = step_ranges(timeline, process, words, step_marker)
+    marks = step_ranges(timeline, process, words, step_marker, ops)
     if marks is None and step_marker is None:
         marks = _by_period(timeline, track, stream, thresholds)
     windows = step_windows(ops, process, marks, stream) if marks else None
@@ -146,7 +146,7 @@ def _notes(marks: StepRanges) -> Iterator[str]:
     if marks.nested:
         yield f"marks {marks.source!r} inside others, of which only the outermost are steps: {marks.nested}"
     if marks.elsewhere:
-        yield f"marks {marks.source!r} on another thread than most, which are not taken as steps: {marks.elsewhere}"
+        yield f"marks {marks.source!r} on other threads, which are not taken as steps: {marks.elsewhere}"
 
 
 def speaker(timeline: Timeline, track: RankTrack, marks: StepRanges | None, words: Vocabulary) -> int | None:

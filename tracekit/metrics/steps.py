@@ -1,8 +1,9 @@
 """Training steps: which NVTX ranges mark them, and the GPU windows that belong to them.
 
 A step's window starts at its anchor, the start of the first kernel on the rank's main compute stream among those whose
-launch call starts inside the step's range (on any thread of the process). It ends at the next step's anchor; the last
-one ends with the last GPU operation launched inside its range. Windows tile the time from the first step on.
+launch call starts inside the step's range (on any thread of the process); where most steps launch none there, the first
+compute kernel of those. It ends at the next step's anchor; the last one ends with the last GPU operation launched
+inside its range. Windows tile the time from the first step on.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracekit.annotations import STEP_FAMILIES
-from tracekit.intervals import Cover
+from tracekit.intervals import Cover, innermost
 from tracekit.metrics.labels import Vocabulary
+from tracekit.step_names import STEP_FAMILIES
 from tracekit.timeline import NO_VALUE, NONE, Kind, Ops, Process, Ranges, Source, Timeline
 
 Int64 = NDArray[np.int64]
@@ -34,7 +35,7 @@ class StepRanges:
     start: Int64
     end: Int64
     thread: int
-    """The thread that holds most of them."""
+    """The thread that holds them."""
     nested: int = 0
     """Marks that lie inside one of these, and are no steps of their own."""
     elsewhere: int = 0
@@ -90,19 +91,23 @@ def main_stream(ops: Ops) -> int | None:
     return best[1] if best else None
 
 
-def step_ranges(timeline: Timeline, process: Process, words: Vocabulary, marker: str | None) -> StepRanges | None:
+def step_ranges(
+    timeline: Timeline, process: Process, words: Vocabulary, marker: str | None, ops: Ops | None = None
+) -> StepRanges | None:
     """The ranges that mark steps: those called ``marker``, else the most trusted family that the process has.
 
-    ``marker`` is a name, or a regular expression that matches the whole name.
+    ``marker`` is a name, or a regular expression that matches the whole name. Of several threads with such ranges, as
+    where each device of a process has one, that one counts which launches most of ``ops`` inside them.
     """
     ranges = process.ranges
+    launches = ops.call[ops.call != NONE] if ops is not None else np.empty(0, np.int32)
     if marker is not None:
         rows = _rows_named(timeline, ranges, marker)
-        return _as_steps(timeline, ranges, rows, marker)
+        return _as_steps(timeline, process, rows, launches, marker)
     for family in STEP_FAMILIES:
         marked = words.where(lambda a, family=family: a.step == family)  # type: ignore[misc]
         if marked.any():
-            return _as_steps(timeline, ranges, np.flatnonzero(marked), family, words)
+            return _as_steps(timeline, process, np.flatnonzero(marked), launches, family, words)
     return None
 
 
@@ -119,14 +124,19 @@ def _rows_named(timeline: Timeline, ranges: Ranges, marker: str) -> NDArray[np.i
 
 
 def _as_steps(
-    timeline: Timeline, ranges: Ranges, rows: NDArray[np.intp], source: str, words: Vocabulary | None = None
+    timeline: Timeline,
+    process: Process,
+    rows: NDArray[np.intp],
+    launches: NDArray[np.int32],
+    source: str,
+    words: Vocabulary | None = None,
 ) -> StepRanges | None:
-    """Keep the outermost marks of the thread that has most, and number them."""
+    """Keep the outermost marks of one thread, and number them."""
+    ranges = process.ranges
     rows = rows[ranges.end[rows] > ranges.start[rows]]
     if len(rows) == 0:
         return None
-    threads, counts = np.unique(ranges.thread[rows], return_counts=True)
-    thread = int(threads[np.argmax(counts)])
+    thread = _thread_of(process, rows, launches)
     own = rows[ranges.thread[rows] == thread]
     elsewhere = len(rows) - len(own)
     rows, end = _outermost(ranges, own)
@@ -154,6 +164,20 @@ def _as_steps(
     )
 
 
+def _thread_of(process: Process, rows: NDArray[np.intp], launches: NDArray[np.int32]) -> int:
+    """The thread whose marks hold most of the launches that it makes itself; of equals the one with most marks."""
+    ranges, calls = process.ranges, process.calls
+    threads, counts = np.unique(ranges.thread[rows], return_counts=True)
+    if len(threads) == 1:
+        return int(threads[0])
+    held = []
+    for thread in threads.tolist():
+        own = rows[ranges.thread[rows] == thread]
+        at = calls.start[launches[calls.thread[launches] == thread]]
+        held.append(np.count_nonzero(innermost(ranges.start[own], ranges.end[own], at) >= 0))
+    return int(threads[np.lexsort((-np.arange(len(threads)), counts, held))[-1]])
+
+
 def _outermost(ranges: Ranges, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], Int64]:
     """(marks of one thread that lie inside no other, where each ends).
 
@@ -175,15 +199,20 @@ def _outermost(ranges: Ranges, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp]
 
 
 def step_windows(ops: Ops, process: Process, marks: StepRanges, stream: int | None) -> StepWindows | None:
-    """The GPU windows of the steps that launched a kernel on the main stream; None if none did."""
+    """The GPU windows of the steps that launched a kernel; None if none did."""
     launched = np.flatnonzero(ops.call != NONE)
     step = marks.containing(process.calls.start[ops.call[launched]])
     launched, step = launched[step != NONE], step[step != NONE]
     kernels = (ops.stream[launched] == stream) & (ops.source[launched] <= Source.GRAPH)
     found, first = np.unique(step[kernels], return_index=True)  # operations are sorted by start: the first is earliest
+    first = launched[kernels][first]
+    elsewhere = (ops.kind[launched] == Kind.COMPUTE) & ~np.isin(step, found)
+    others, other_first = np.unique(step[elsewhere], return_index=True)
+    if len(others) > len(found):  # most steps compute on other streams only: they begin with their first kernel there
+        found, first = np.append(found, others), np.append(first, launched[elsewhere][other_first])
     if len(found) == 0:
         return None
-    anchor = ops.start[launched[kernels][first]]
+    anchor = ops.start[first]
     order = np.argsort(anchor, kind="stable")
     found, anchor = found[order], anchor[order]
     last_end = int(ops.end[launched[step == found[-1]]].max())
