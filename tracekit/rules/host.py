@@ -142,6 +142,11 @@ def _sync_fix(context: Context, where: str, reads: float) -> str:
     )
 
 
+def _late_otherwise(context: Context) -> int:
+    """Idle time a step in which the host is late for no known reason."""
+    return context.ledger.left(lambda view: view.bubbles.of_cause(Lost.IDLE, "host_other") & ~one_offs(view, context))
+
+
 class DataLoading:
     """TK405: the GPU waits for its next batch."""
 
@@ -160,6 +165,8 @@ class DataLoading:
         if loss.share < limits.reported_share or float(np.median(loss.lengths())) < limits.data_gap_ns:
             return
         ranges = any(view.activity.tells_of_data for view in loss.views)
+        if not ranges and loss.cost_ns < _late_otherwise(context):
+            return  # a host that is late all the time is late between two steps as well
         ranks = "" if len(loss.ranks) == len(context.ranks) else f" on {len(loss.ranks)} of {len(context.ranks)} ranks"
         yield loss.report(
             self.code,

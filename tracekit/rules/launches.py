@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +48,7 @@ class LaunchBound:
 
         loss = Loss.of(context, pick)
         late = sum(counts[rank][1] for rank in loss.ranks)
-        if loss.share < limits.warning_share or late < limits.late_gaps * loss.windows * len(loss.ranks) / len(
-            context.ranks
-        ):
+        if not _costs(loss, bound) or late < limits.late_gaps * loss.windows * len(loss.ranks) / len(context.ranks):
             return None
         kernel, launch = _pace(loss)
         return loss.report(
@@ -98,7 +96,7 @@ class LaunchBound:
                 view.bubbles.of_cause(Lost.IDLE, "host_other") & np.bool_(view.rank in late_on) & regular[view.rank]
             ),
         )
-        if loss.share < limits.warning_share or not _recurs(loss, limits.pauses_share):
+        if not _costs(loss, late_on) or not _recurs(loss, limits.pauses_share):
             return None
         places = Weights()
         for view, rows in zip(loss.views, loss.rows, strict=True):
@@ -157,6 +155,16 @@ def _gaps(view: RankView, counted: Bool, kinds: Sequence[Kind] = (Kind.COMPUTE,)
     short = bubbles.of_cause(Lost.IDLE, "launch_latency")[rows]
     latency[rows[late & short]] = True
     return latency, int(np.count_nonzero(first & late)), int(np.count_nonzero(first & (late | ~short)))
+
+
+def _costs(loss: Loss, late_on: Set[int]) -> bool:
+    """Whether the lateness is worth a finding; communication that runs meanwhile hides a part of it from idle time."""
+    limits = loss.context.thresholds
+    beside = Loss.of(
+        loss.context,
+        lambda view: view.bubbles.of_cause(Lost.EXPOSED_COMM, "host_late") & np.bool_(view.rank in late_on),
+    )
+    return loss.cost_ns > 0 and loss.share + beside.share >= limits.warning_share
 
 
 def _first_uses(view: RankView) -> Bool:
