@@ -129,6 +129,8 @@ class Activity:
     names: Sequence[str]
     doing: Int8
     """`Doing` of each call: SYNC, ALLOCATOR, FIRST_USE or OTHER."""
+    library: NDArray[np.intp]
+    """Rows of calls that a library makes when it is first used."""
     is_data: Bool
     """Ranges that load data."""
     is_comm_init: Bool
@@ -142,10 +144,9 @@ class Activity:
     ) -> Activity:
         """From a rank's operations and its process's rows; without a ``speaker`` the thread with most calls is it."""
         calls = process.calls
-        doing = np.full(len(calls), Doing.OTHER, np.int8)
-        doing[names_that(calls.name, names, lambda name: is_free(name) or is_allocation(name))] = Doing.ALLOCATOR
-        doing[names_that(calls.name, names, is_sync)] = Doing.SYNC
-        doing[names_that(calls.name, names, is_loading)] = Doing.FIRST_USE
+        doing = _codes(calls.name, names, _code_of)
+        library = np.flatnonzero(doing == _LIBRARY)
+        doing[library] = Doing.OTHER
         # A copy from or to pageable memory holds its call until it is done, whatever the call's name says.
         held = (ops.source == Source.MEMCPY) & ops.pageable & (ops.call != NONE)
         doing[ops.call[held]] = Doing.SYNC
@@ -156,6 +157,7 @@ class Activity:
             process=process,
             names=names,
             doing=doing,
+            library=library,
             is_data=words.where(lambda a: a.phase == "data"),
             is_comm_init=names_that(process.ranges.name, names, sets_up_communicator),
             speaker=speaker,
@@ -221,6 +223,31 @@ class Activity:
     def calls_named(self, test: Callable[[str], bool]) -> Bool:
         """(calls,) mask of those whose name passes the test."""
         return names_that(self.process.calls.name, self.names, test)
+
+
+_LIBRARY = 100
+"""Marks `starts_library` while calls are looked up."""
+
+
+def _code_of(name: str) -> int:
+    if is_loading(name):
+        return Doing.FIRST_USE
+    if is_sync(name):
+        return Doing.SYNC
+    if is_free(name) or is_allocation(name):
+        return Doing.ALLOCATOR
+    return _LIBRARY if starts_library(name) else Doing.OTHER
+
+
+def _codes(name: NDArray[np.int32], names: Sequence[str], code_of: Callable[[str], int]) -> Int8:
+    """(n,) code of each name index, asked once for each distinct one."""
+    shifted = name.astype(np.int64) + 1
+    present = np.bincount(shifted, minlength=1)
+    table = np.full(len(present), Doing.OTHER, np.int8)
+    for index in np.flatnonzero(present).tolist():
+        table[index] = code_of(names[index - 1]) if index else Doing.OTHER
+    result: Int8 = table[shifted]
+    return result
 
 
 def names_that(name: NDArray[np.int32], names: Sequence[str], test: Callable[[str], bool]) -> Bool:

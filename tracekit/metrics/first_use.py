@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.activity import Activity, Doing, starts_library
+from tracekit.metrics.activity import Activity, Doing
 from tracekit.timeline import NONE, Ops, Source
 
 Int64 = NDArray[np.int64]
@@ -32,7 +32,7 @@ def first_use_from(ops: Ops, activity: Activity, start: Int64, returned: Int64, 
         since[slow] = np.maximum(calls.start[launch[slow]], start[slow])
     thread = calls.thread[launch]
     loading = np.flatnonzero(activity.doing == Doing.FIRST_USE)
-    library = np.flatnonzero(activity.calls_named(starts_library)) if len(calls) else loading
+    library = activity.library
     for each in np.unique(thread).tolist():
         mine = np.flatnonzero(thread == each)
         for rows, from_start in ((loading, False), (library, True)):

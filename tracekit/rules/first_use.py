@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit.metrics.activity import Doing, starts_library
+from tracekit.metrics.activity import Doing
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding, SkippedRule
@@ -92,7 +92,7 @@ def _loaded(loss: Loss) -> tuple[int, int, int]:
 def _calls_inside(view: RankView, after: NDArray[np.int64], rows: NDArray[np.intp]) -> list[tuple[int, int]]:
     """For each operation that ends gaps: how many calls that set up a library and that make a graph lie in them."""
     calls, names = view.process.calls, view.names
-    library = np.flatnonzero(view.activity.calls_named(starts_library))
+    library = view.activity.library
     loading = np.flatnonzero(view.activity.doing == Doing.FIRST_USE)
     graph = loading[[_is_graph(names[i]) for i in calls.name[loading].tolist()]] if len(loading) else loading
     found = []
