@@ -391,6 +391,7 @@ def test_the_straggler_leads_with_its_reason_and_its_mark() -> None:
         "Its kernels take 1.22× as long as elsewhere. The waiting costs 8.0 of 100.0 ms a step, 8 %. "
         "That is 3.8 of 48 GPU-hours a day."
     )
+    assert "GPU-hours" not in plain(replace(analysis, steady=None))  # a capture without steps is no sample of a day
     # Steady steps: rank 0 waits (20 + 10) / 2, rank 1 (0 + 5) / 2.
     figures = {line.split()[0]: line.split()[2:] for line in lines if re.match(r" +\d +█", line)}
     assert figures == {"0": ["60.0", "15.0", "0.25"], "1": ["80.0", "2.5", "0.75", "<"]}

@@ -86,7 +86,7 @@ def lead_of(analysis: Analysis, finding: Finding, wall_ns: float, scale: Scale, 
 
 def _a_day(analysis: Analysis, finding: Finding, wall_ns: float) -> str:
     """Return what a finding costs a job that runs all day."""
-    if not finding.saves_ns:
+    if not finding.saves_ns or not analysis.steady:  # the start of a program says nothing of its day
         return ""
     lost, whole = (gpu_hours_a_day(analysis, ns, wall_ns) for ns in (finding.saves_ns, wall_ns))
     says = "That is" if finding.gain_ns is None else "Fixing it saves"
