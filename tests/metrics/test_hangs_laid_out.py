@@ -78,6 +78,13 @@ def test_a_second_communicator_that_is_alone_on_its_stream_has_ordinals_of_its_o
     assert hang.communicator == "the stream of all-gather, reduce-scatter"
 
 
+def test_what_runs_past_a_mismatch_does_not_hide_it(tmp_path):
+    """GIVEN reductions of a second communicator that end after a gather that one rank calls as a scatter."""
+    job = Job(chained=False, payloads=False)
+    hang = asked(job, other_op(job, 3), tmp_path)
+    assert (hang.verdict, hang.seq, hang.culprits) == ("type_mismatch", 26, (3,))
+
+
 @pytest.mark.parametrize(
     ("captured", "verdict", "named"),
     [

@@ -46,15 +46,19 @@ def told_apart(
     def numbered(some: list[Issued | None]) -> list[Int64]:
         return aligned(members, processes, some, progress, clocks, communicators_of(members, some), [])
 
-    one = numbered(issued)
+    one, ordered = numbered(issued), in_order(progress)
     over_alike = alike(issued, progress, one, all_of_them=False)
-    if not (in_order(progress) and alike(issued, progress, one, all_of_them=True)):
-        by_ops = by_op(issued, one, names.as_tuple()) if over_alike else None
-        for parted, how in (
-            (by_stream(issued, progress, names.as_tuple()), "by the streams that they run on"),
-            (by_ops, "by op"),
+    if not (ordered and alike(issued, progress, one, all_of_them=True)):
+        by_streams, by_ops = by_stream(issued, progress, names.as_tuple()), None
+        if over_alike:
+            by_ops = by_op(issued, one, names.as_tuple())
+        for parted, how, whole in (
+            (by_streams, "by the streams that they run on", True),
+            (by_ops, "by op", True),
+            # What ends out of order is of several communicators, whatever differs in one of them.
+            (None if ordered else by_streams, "by the streams that they run on", False),
         ):
-            if parted is not None and alike(parted, progress, numbered(parted), all_of_them=True):
+            if parted is not None and alike(parted, progress, numbered(parted), all_of_them=whole):
                 return parted, [f"no source names the communicators: collectives are told apart {how}"]
     note = "no source names the communicators: all collectives of a rank count as one sequence"
     if over_alike:
