@@ -157,6 +157,8 @@ class Activity:
     """Median length of its steps in the capture; None without any that ended."""
     pending: tuple[Pending, ...] = ()
     """The earliest of its collectives that are not finished, where a capture tells when they were launched."""
+    pending_count: int = 0
+    """How many these are in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

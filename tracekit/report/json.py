@@ -169,6 +169,7 @@ def _last_activity(row: LastActivity) -> dict[str, Any]:
         "idle_ns": doing.idle_ns,
         "usual_step_ns": doing.usual_step_ns,
         "pending": [asdict(pending) for pending in doing.pending],
+        "pending_count": doing.pending_count,
         "process": asdict(row.process),
     }
 

@@ -79,7 +79,8 @@ def _row(row: LastActivity, y: int, marked: bool, quiet_ns: int, before_ns: int)
     pending, idle_ns = row.activity.pending, row.activity.idle_ns or 0
     op = (row.op or "collective").replace("_", "-")
     if pending:
-        more = f", {len(pending) - 1} more" if len(pending) > 1 else ""
+        count = row.activity.pending_count
+        more = f", {count - 1:,} more" if count > 1 else ""
         text = f"{clean(pending[0].name, 20)} {pending[0].seq}{more}: not finished"
     elif row.seq is not None:
         text = f"nothing launched after {op} {row.seq}"

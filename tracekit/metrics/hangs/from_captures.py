@@ -30,7 +30,7 @@ from tracekit.timeline import NONE, Process, Timeline
 Int8 = NDArray[np.int8]
 Int64 = NDArray[np.int64]
 
-PENDING_KEPT = 16
+PENDING_KEPT = 8
 """Collectives of a rank that are told to be launched and not finished, the earliest; a host can run far ahead."""
 TID_MASK = 0xFFFFFF
 
@@ -238,7 +238,7 @@ def _activity(
     ranges = timeline.processes[member.process].ranges
     names = [timeline.names[int(ranges.name[row])] for row in issued.row[-1:]]
     stop_ns = timeline.captures[timeline.processes[member.process].capture].stop_ns
-    left = np.flatnonzero((progress.state == State.ISSUED) | (progress.state == State.STARTED))[:PENDING_KEPT]
+    left = np.flatnonzero((progress.state == State.ISSUED) | (progress.state == State.STARTED))
     if stop_ns is None:
         left = left[:0]
     pending = tuple(
@@ -250,9 +250,9 @@ def _activity(
             before_end_ns=(stop_ns or 0) - int(ranges.start[issued.row[at]]),
             started=bool(progress.state[at] == State.STARTED),
         )
-        for at in left.tolist()
+        for at in left[:PENDING_KEPT].tolist()
     )
-    return replace(seen.activity(names[0] if names else None), pending=pending)
+    return replace(seen.activity(names[0] if names else None), pending=pending, pending_count=len(left))
 
 
 def _facts(timeline: Timeline, member: Member, issued: Issued | None) -> ProcessFacts:

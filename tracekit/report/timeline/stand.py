@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tracekit.evidence import Activity
 from tracekit.report.timeline.clock import PlacedRank
 from tracekit.results import Hang
 from tracekit.timeline import Timeline
@@ -38,7 +39,7 @@ class Stand:
     view: int
     """Where the view begins that shows it."""
     pending: tuple[tuple[PendingMark, ...], ...]
-    """By rank of the scene."""
+    """By rank of the scene, the earliest ones."""
 
 
 def stand_of(
@@ -61,8 +62,8 @@ def stand_of(
         lengths.append(activity.idle_ns)
         pending.append(
             tuple(
-                PendingMark(start=placed.placed(each.launched_ns)[0] - origin, label=f"{each.name} {each.seq}")
-                for each in activity.pending
+                PendingMark(start=placed.placed(each.launched_ns)[0] - origin, label=_label(activity, i))
+                for i, each in enumerate(activity.pending)
             )
         )
     if not quiet:
@@ -77,3 +78,9 @@ def stand_of(
         view=max(0, start - before),
         pending=tuple(pending),
     )
+
+
+def _label(activity: Activity, i: int) -> str:
+    """The name of a rank's collective; with the first one, how many more there are."""
+    more = f" + {activity.pending_count - 1:,}" if i == 0 and activity.pending_count > 1 else ""
+    return f"{activity.pending[i].name} {activity.pending[i].seq}{more}"

@@ -13,10 +13,12 @@ function drawStandstill(timeline, visible) {
     c.fillStyle = colours.error;
     c.fillRect(Math.round(from), offset + HEAD, 2, shown);
   }
-  for (const rank of timeline.ranks) {
-    const own = visible.filter(row => row.rank === rank), row = own.find(r => r.lane.kind === "comm") || own.find(r => r.lane.kind === "ledger");
-    if (row) drawPending(timeline, rank, row, from, to);
+  const rows = new Map();
+  for (const row of visible) { // the first stream of communication, else the ledger
+    const {kind} = row.lane, known = rows.get(row.rank);
+    if (kind === "comm" ? !known || known.lane.kind !== "comm" : kind === "ledger" && !known) rows.set(row.rank, row);
   }
+  for (const [rank, row] of rows) drawPending(timeline, rank, row, from, to);
 }
 
 // The earliest ones as dashed boxes from their launch to the end, for they have none; the first one's name in the band.
@@ -30,13 +32,13 @@ function drawPending(timeline, rank, row, from, to) {
   }
   c.strokeStyle = c.fillStyle = colours.wait;
   c.setLineDash(h > 10 ? [5, 3] : []);
-  for (const [start] of rank.pending.slice(0, 8)) {
+  for (const [start] of rank.pending) {
     const at = Math.max(left, x(start));
     if (at < end) c.strokeRect(at + .5, y + .5, end - at, Math.max(1, h - 1));
   }
   c.setLineDash([]);
   if (h <= 10 || to - from < 30) return;
-  const more = rank.pending.length - 1, text = rank.pending[0][1] + (more ? " + " + more : ""), width = Math.min(c.measureText(text).width, to - from - 16);
+  const text = rank.pending[0][1], width = Math.min(c.measureText(text).width, to - from - 16);
   c.fillStyle = colours.card;
   c.fillRect(from + 6, y + 2, width + 4, h - 4);
   c.fillStyle = colours.ink;
