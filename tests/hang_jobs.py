@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 from nsys_builder import PID, Export, nccl_header
 
@@ -271,3 +272,31 @@ def truncated(job: Job, before_ns: list[int]) -> list[Export]:
         (analysis,) = export.rows["ANALYSIS_DETAILS"]
         analysis |= {"duration": stop - job.start_ns, "stopTime": stop}
     return exports
+
+
+def lose_launches(exports: list[Export], share: float, random: Random) -> list[Export]:
+    """The same without the rows of a share of the launches, as profilers lose them."""
+    for export in exports:
+        rows = export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]
+        short = [row["correlationId"] and row["end"] is not None and row["end"] - row["start"] < MS for row in rows]
+        rows[:] = [row for row, is_short in zip(rows, short, strict=True) if not is_short or random.random() >= share]
+    return exports
+
+
+def random_job(random: Random, *, swapped: bool) -> Job:
+    """Any of these jobs; ``swapped``: one in which the order of calls matters."""
+    return Job(
+        ranks=random.choice([2, 3, 4, 6]),
+        steps=random.choice([3, 4, 5]),
+        step_ns=random.choice([2, 10, 100, 1000]) * MS,
+        quiet_ns=random.choice([5, 40]) * S,
+        second=swapped or random.random() < 0.6,
+        payloads=random.random() < 0.5,
+        inits=random.random() < 0.5,
+        reports=random.choice(["one", "each"]),
+        ahead=random.random() < 0.5,
+        chained=swapped or random.random() < 0.6,
+        waits_in=random.choice([None, "cudaStreamSynchronize_v3020", "cudaEventSynchronize_v3020"]),
+        polls=random.random() < 0.3,
+        start_ns=random.choice([0, 40 * MS]),
+    )

@@ -1,7 +1,24 @@
 """Each way of standing still as a small capture: with and without payloads, many lengths of steps, some ranks only."""
 
+from random import Random
+
 import pytest
-from hang_jobs import MS, Job, S, healthy, missing, other_op, other_size, skipped, swapped, truncated, unfinished, write
+from hang_jobs import (
+    MS,
+    Job,
+    S,
+    healthy,
+    lose_launches,
+    missing,
+    other_op,
+    other_size,
+    random_job,
+    skipped,
+    swapped,
+    truncated,
+    unfinished,
+    write,
+)
 
 import tracekit
 from tracekit.config import DEFAULT
@@ -191,3 +208,39 @@ def test_a_collective_that_runs_until_the_capture_ends_has_not_ended(tmp_path):
     hang = asked(job, [export], tmp_path)
     assert (hang.verdict, hang.missing_ranks, hang.waiting_ranks) == ("missing_rank", (3,), (0, 1, 2))
     assert hang.around[0].rows[1].states[-1] in ("started", "issued")
+
+
+# --- any of these, also with half of the launches' rows lost ---
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("seed", range(16))
+def test_random_jobs_name_nobody_else(seed, lost, tmp_path):
+    """GIVEN kernels whose launch rows are lost, THEN they are told by their order, and no verdict changes."""
+    random = Random(seed)
+    verdict = (*WAYS, "not_a_hang")[seed % (len(WAYS) + 1)]
+    job = random_job(random, swapped=verdict == "order_inversion")
+    faulty = random.randrange(job.ranks)
+    exports = healthy(job) if verdict == "not_a_hang" else WAYS[verdict](job, faulty)
+    hang = asked(job, lose_launches(exports, lost, random), tmp_path)
+    if verdict == "size_mismatch" and not job.payloads:
+        verdict = "unfinished"
+    assert hang.verdict == verdict
+    if job.ranks > 2:  # of two that differ either may be the one
+        assert set(hang.culprits) | set(hang.missing_ranks) <= {faulty}
+
+
+def test_kernels_that_cannot_be_told_by_order_decide_nothing(tmp_path):
+    """GIVEN gathers on two streams of one communicator with half of their launches lost, THEN that is lacking."""
+    job = Job(payloads=False)
+    exports = missing(job, 3)
+    gathers = [
+        row
+        for row in exports[0].rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+        if row["shortName"] == exports[0].string("ncclDevKernel_AllGather_RING_LL")
+    ]
+    for row in gathers[::2]:
+        row["streamId"] = 36
+    hang = asked(job, lose_launches(exports, 0.5, Random(1)), tmp_path)
+    assert (hang.verdict, hang.culprits, hang.missing_ranks) == ("undecided", (), ())
+    assert "launched the collectives" in " ".join(hang.lacking)

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 from tracekit.config import DEFAULT, Thresholds
 from tracekit.evidence import Activity, Communicator, Entries, Evidence, Pending, ProcessFacts, RankEvidence, State
-from tracekit.intervals import innermost
 from tracekit.metrics.clocks import ClockFit
-from tracekit.metrics.hangs.activity import Observed, idle_of, lasting_ops, left_undone, observe
-from tracekit.metrics.hangs.align import NO_END, Member, Progress, aligned, clocks_of, communicators_of, named
+from tracekit.metrics.hangs.activity import Observed, idle_of, left_undone, observe
+from tracekit.metrics.hangs.align import Member, Progress, aligned, clocks_of, communicators_of, named
 from tracekit.metrics.hangs.issued import Group, Issued, issued_by_all
+from tracekit.metrics.hangs.launches import progress_of
 from tracekit.metrics.hangs.quiet import Quiet
 from tracekit.metrics.hangs.unnamed import ended_together, told_apart
 from tracekit.metrics.identity import communicator_sizes, world_size
 from tracekit.readers.raw import Names
-from tracekit.timeline import NONE, Process, Timeline
+from tracekit.timeline import Process, Timeline
 
 Int8 = NDArray[np.int8]
 Int64 = NDArray[np.int64]
@@ -53,10 +53,14 @@ def evidence_of(
     issued = _one_device_each(members, issued, notes)
     seen = [observe(timeline, m.process, m.track, step_marker, thresholds) for m in members]
     progress = [
-        _progress(timeline, m, i, thresholds) if i is not None else None for m, i in zip(members, issued, strict=True)
+        progress_of(timeline, m, i, names.as_tuple(), thresholds) if i is not None else None
+        for m, i in zip(members, issued, strict=True)
     ]
-    clocks = clocks_of(timeline, members, issued, progress, names, thresholds)
     lacking = []
+    if any(i is not None and done is None for i, done in zip(issued, progress, strict=True)):
+        issued, progress = [None] * len(members), [None] * len(members)
+        lacking.append("the rows of the CUDA calls that launched the collectives: many are missing in the captures")
+    clocks = clocks_of(timeline, members, issued, progress, names, thresholds)
     if vocabulary in ("nccl", "torch"):
         issued, told = told_apart(members, processes, issued, progress, clocks, names)
         notes += told[:1]
@@ -125,48 +129,6 @@ def _one_device_each(
     if shared:
         notes.append("a process drives several devices: its calls cannot be told apart by device")
     return [None if m.process in shared else each for m, each in zip(members, issued, strict=True)]
-
-
-def _progress(timeline: Timeline, member: Member, issued: Issued, thresholds: Thresholds) -> Progress:
-    process = timeline.processes[member.process]
-    ranges, calls = process.ranges, process.calls
-    open_ = ranges.open[issued.row]
-    state = np.where(open_, State.ISSUED, State.UNKNOWN).astype(np.int8)
-    end, stream = np.full(len(issued), NO_END, np.int64), np.full(len(issued), NONE, np.int64)
-    if member.track is None or len(calls) == 0:
-        return Progress(state=state, end=end, stream=stream)
-    ops = member.track.ops
-    lasting = lasting_ops(member.track, timeline.captures[process.capture].stop_ns, thresholds)
-    launched = np.setdiff1d(np.flatnonzero(ops.call != NONE), lasting, assume_unique=True)
-    holds = _holding(process, issued)
-    of_op = holds[ops.call[launched]]
-    ran = launched[of_op >= 0]
-    np.maximum.at(end, of_op[of_op >= 0], ops.end[ran])
-    stream[of_op[of_op >= 0]] = ops.stream[ran]
-    started = holds[np.concatenate([process.unfinished, ops.call[lasting][ops.call[lasting] != NONE]])]
-    called = np.zeros(len(issued), np.bool_)
-    called[holds[holds >= 0]] = True
-    state[called] = State.ISSUED
-    state[started[started >= 0]] = State.STARTED
-    state[(end != NO_END) & (state != State.STARTED)] = State.COMPLETED
-    # Where collectives before it have their kernels, one that was asked for after them and has none is not through.
-    last = np.flatnonzero(end != NO_END)[-1:]
-    rest = state[last[0] + 1 :] if len(last) else state[:0]
-    rest[rest == State.UNKNOWN] = State.ISSUED
-    return Progress(state=state, end=end, stream=stream)
-
-
-def _holding(process: Process, issued: Issued) -> Int64:
-    """(calls,) the collective whose range holds each call's start, on its thread; NONE."""
-    ranges, calls = process.ranges, process.calls
-    answer = np.full(len(calls), NONE, np.int64)
-    thread = ranges.thread[issued.row]
-    for each in np.unique(thread).tolist():
-        own, here = np.flatnonzero(thread == each), np.flatnonzero(calls.thread == each)
-        rows = issued.row[own]
-        found = innermost(ranges.start[rows], ranges.end[rows], calls.start[here])
-        answer[here] = np.where(found >= 0, own[np.maximum(found, 0)], NONE)
-    return answer
 
 
 def _on_one_clock(
