@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from nsys_builder import PID, Export, nccl_header
+from nsys_builder import DOMAIN_CREATE, PID, Export, nccl_header
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -300,3 +300,13 @@ def random_job(random: Random, *, swapped: bool) -> Job:
         polls=random.random() < 0.3,
         start_ns=random.choice([0, 40 * MS]),
     )
+
+
+def begun_later(export: Export, at: int) -> Export:
+    """The same capture without what began before an instant: its profiler was started late."""
+    for table, rows in export.rows.items():
+        if table == "NVTX_EVENTS":
+            rows[:] = [row for row in rows if row["eventType"] == DOMAIN_CREATE or row["start"] >= at]
+        elif table.startswith("CUPTI"):
+            rows[:] = [row for row in rows if row["start"] is None or row["start"] >= at]
+    return export

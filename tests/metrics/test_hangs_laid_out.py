@@ -7,6 +7,7 @@ from hang_jobs import (
     MS,
     Job,
     S,
+    begun_later,
     healthy,
     lose_launches,
     missing,
@@ -244,3 +245,31 @@ def test_kernels_that_cannot_be_told_by_order_decide_nothing(tmp_path):
     hang = asked(job, lose_launches(exports, 0.5, Random(1)), tmp_path)
     assert (hang.verdict, hang.culprits, hang.missing_ranks) == ("undecided", (), ())
     assert "launched the collectives" in " ".join(hang.lacking)
+
+
+# --- a capture that begins later than the others ---
+
+
+@pytest.mark.parametrize("payloads", [True, False])
+@pytest.mark.parametrize("verdict", [v for v in WAYS if v != "step_desync"])
+def test_a_rank_that_is_captured_from_later_on_is_not_to_blame(verdict, payloads, tmp_path):
+    """GIVEN steps so regular that no clock tells which collective is which, THEN their numbers do."""
+    job = Job(payloads=payloads, inits=False, reports="each")
+    exports = WAYS[verdict](job, 3)
+    begun_later(exports[1], 3 * job.step_ns // 2)
+    hang = asked(job, exports, tmp_path)
+    if verdict == "size_mismatch" and not payloads:
+        verdict = "unfinished"
+    assert hang.verdict == verdict
+    assert set(hang.culprits) | set(hang.missing_ranks) <= {3}
+
+
+def test_without_steps_such_a_rank_is_not_blamed(tmp_path):
+    job = Job(payloads=False, reports="each")
+    exports = missing(job, 3)
+    begun_later(exports[1], 3 * job.step_ns // 2)
+    for export in exports:
+        export.rows["NVTX_EVENTS"] = [r for r in export.rows["NVTX_EVENTS"] if not str(r["text"]).startswith("step")]
+        del export.rows["TARGET_INFO_SESSION_START_TIME"]
+    hang = asked(job, exports, tmp_path)
+    assert 1 not in {*hang.culprits, *hang.missing_ranks}

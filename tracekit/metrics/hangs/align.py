@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
+from tracekit.evidence import UNKNOWN
 from tracekit.metrics.clocks import ClockFit, fit_captures
 from tracekit.metrics.hangs.issued import Group, Issued
 from tracekit.metrics.lags import lag_at
@@ -43,6 +44,8 @@ class Progress:
     """When its last kernel ended, on the capture's clock; NO_END."""
     stream: Int64
     """Where a kernel of it ran; NONE."""
+    step: Int64
+    """Training step it was called in; UNKNOWN."""
 
 
 def clocks_of(
@@ -99,37 +102,82 @@ def aligned(
     clocks: dict[int, ClockFit | None],
     groups: list[Group],
     notes: list[str],
-) -> list[Int64]:
-    """The ordinals of each rank's collectives, comparable across ranks.
+) -> tuple[list[Int64], frozenset[int], frozenset[int]]:
+    """(ordinals of each rank's collectives, comparable across ranks; the members for which nothing tells them; those
+    that the numbers of steps moved, which then cannot tell that steps differ).
 
-    A rank whose capture began later counts from a later collective: it is put beside the others by when they end.
+    A rank whose capture began later counts from a later collective: it is put beside the others by when they end; where
+    no clock tells that, by the number of the step that they are called in.
     """
     seqs = [each.seq.copy() if each is not None else np.empty(0, np.int64) for each in issued]
-    done: dict[Group, list[tuple[int, Int64, Int64, bool]]] = {group: [] for group in groups}
+    done: dict[Group, list[_Own]] = {group: [] for group in groups}
     for i, (m, each, got) in enumerate(zip(members, issued, progress, strict=True)):
         if each is None or got is None:
             continue
         fit = clocks[processes[i].capture]
         for g, group in enumerate(each.groups):
-            rows = np.flatnonzero((each.group == g) & (got.end != NO_END))
+            calls = np.flatnonzero(each.group == g)
+            rows = calls[got.end[calls] != NO_END]
             ends = fit.to_reference(got.end[rows]) if fit is not None else got.end[rows][:0]
-            done[named(group, m.rank, groups) or group].append((i, rows[: len(ends)], ends, each.exact[g]))
+            own = _Own(member=i, calls=calls, over=rows, ends=ends, step=got.step[calls], exact=each.exact[g])
+            done[named(group, m.rank, groups) or group].append(own)
+    strangers, by_step = set(), set()
     for ranks in done.values():
-        if all(exact for *_, exact in ranks):
+        if all(own.exact for own in ranks):
             continue
-        reference = max(ranks, key=lambda r: (r[3], len(r[1])))
-        for i, rows, ends, exact in ranks:
-            if exact or i == reference[0]:
+        reference = max(ranks, key=lambda own: (own.exact, len(own.ends)))
+        for own in ranks:
+            if own.exact or own is reference:
                 continue
-            each = issued[i]
-            assert each is not None  # it is in the list because it has collectives
-            group = each.group == each.group[rows[0]] if len(rows) else each.group == -1
-            if not len(rows) or not len(reference[1]):
-                if processes[i].capture != processes[reference[0]].capture:
-                    notes.append("captures may begin at different collectives, and no kernel tells which")
-                continue
-            lag = lag_at(ends, reference[2], 0.0)
-            at = max(0, lag)  # own[at] and reference[at - lag] are one collective
-            if at < len(rows) and at - lag < len(reference[1]):
-                seqs[i][group] += seqs[reference[0]][reference[1][at - lag]] - seqs[i][rows[at]]
-    return seqs
+            found = _by_end(own, reference)
+            stepped = found is None
+            found = found or _by_step(own, reference)
+            if found is None and len(own.over) and len(own.over) == len(reference.over):
+                # Collectives end on all members or on none: as many ends, then as many beginnings.
+                found = int(own.over[0]), int(reference.over[0])
+            if found is not None:
+                at, there = found
+                moved = int(seqs[reference.member][there] - seqs[own.member][at])
+                seqs[own.member][own.calls] += moved
+                if stepped and moved:
+                    by_step.add(own.member)
+            elif processes[own.member].capture != processes[reference.member].capture:
+                strangers.add(own.member)
+    if strangers:
+        notes.append("captures may begin at different collectives, and neither kernels nor steps tell which")
+    return seqs, frozenset(strangers), frozenset(by_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Own:
+    """One member's collectives of one communicator: rows of its `Issued`."""
+
+    member: int
+    calls: Int64
+    over: Int64
+    """Those that ended."""
+    ends: Int64
+    """When these did, on one clock; empty where there is none."""
+    step: Int64
+    """By ``calls``."""
+    exact: bool
+
+
+def _by_end(own: _Own, reference: _Own) -> tuple[int, int] | None:
+    """(row, the reference's row) of one collective of both, by when they end; None where no clock tells."""
+    if not len(own.ends) or not len(reference.ends):
+        return None
+    lag = lag_at(own.ends, reference.ends, 0.0)
+    at = max(0, lag)  # own.over[at] and reference.over[at - lag] are one collective
+    if at >= len(own.over) or at - lag >= len(reference.over):
+        return None
+    return int(own.over[at]), int(reference.over[at - lag])
+
+
+def _by_step(own: _Own, reference: _Own) -> tuple[int, int] | None:
+    """The same by the first step that both have: one that a capture begins in has no range there, so it is whole."""
+    both = np.intersect1d(own.step[own.step != UNKNOWN], reference.step[reference.step != UNKNOWN])
+    if not len(both):
+        return None
+    at, there = (int(each.calls[np.argmax(each.step == both[0])]) for each in (own, reference))
+    return at, there

@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracekit.config import DEFAULT, Thresholds
-from tracekit.evidence import Activity, Communicator, Entries, Evidence, Pending, ProcessFacts, RankEvidence, State
+from tracekit.evidence import (
+    UNKNOWN,
+    Activity,
+    Communicator,
+    Entries,
+    Evidence,
+    Pending,
+    ProcessFacts,
+    RankEvidence,
+    State,
+)
 from tracekit.metrics.clocks import ClockFit
 from tracekit.metrics.hangs.activity import Observed, idle_of, left_undone, observe
 from tracekit.metrics.hangs.align import Member, Progress, aligned, clocks_of, communicators_of, named
@@ -25,7 +35,7 @@ from tracekit.metrics.hangs.quiet import Quiet
 from tracekit.metrics.hangs.unnamed import ended_together, told_apart
 from tracekit.metrics.identity import communicator_sizes, world_size
 from tracekit.readers.raw import Names
-from tracekit.timeline import Process, Timeline
+from tracekit.timeline import Timeline
 
 Int8 = NDArray[np.int8]
 Int64 = NDArray[np.int64]
@@ -53,8 +63,8 @@ def evidence_of(
     issued = _one_device_each(members, issued, notes)
     seen = [observe(timeline, m.process, m.track, step_marker, thresholds) for m in members]
     progress = [
-        progress_of(timeline, m, i, names.as_tuple(), thresholds) if i is not None else None
-        for m, i in zip(members, issued, strict=True)
+        progress_of(timeline, m, i, watched, names.as_tuple(), thresholds) if i is not None else None
+        for m, i, watched in zip(members, issued, seen, strict=True)
     ]
     lacking = []
     if any(i is not None and done is None for i, done in zip(issued, progress, strict=True)):
@@ -66,11 +76,13 @@ def evidence_of(
         notes += told[:1]
         lacking += told[1:]
     groups = communicators_of(members, issued)
-    seqs = aligned(members, processes, issued, progress, clocks, groups, notes)
+    seqs, strangers, by_step = aligned(members, processes, issued, progress, clocks, groups, notes)
+    issued = [None if i in strangers else each for i, each in enumerate(issued)]
     if vocabulary in ("nccl", "torch") and world_size(timeline) is None:
         notes += ended_together(members, processes, issued, progress, clocks, seqs, thresholds)
     if vocabulary == "none":
         lacking.append("NVTX ranges of the collectives (nsys profile -t cuda,nvtx)")
+    unknown, without_step = [members[i] for i in strangers], [members[i] for i in by_step]
     ranks = []
     for m, process, each, done, seq, watched in zip(members, processes, issued, progress, seqs, seen, strict=True):
         info = timeline.captures[process.capture]
@@ -79,8 +91,8 @@ def evidence_of(
                 rank=m.rank,
                 rank_source=m.source,
                 source=info.path,
-                entries=_entries(m, process, each, done, seq, groups, watched),
-                wrapped=each is not None and not all(each.exact),
+                entries=_entries(m, each, done, seq, groups, with_step=m not in without_step),
+                wrapped=m in unknown or (each is not None and not all(each.exact)),
                 end_ns=_on_one_clock(timeline, process.capture, info.stop_ns, clocks),
                 activity=_activity(timeline, m, each, done, seq, watched),
                 process=_facts(timeline, m, each),
@@ -159,12 +171,12 @@ def _communicator(timeline: Timeline, group: Group) -> Communicator:
 
 def _entries(
     member: Member,
-    process: Process,
     issued: Issued | None,
     progress: Progress | None,
     seq: Int64,
     groups: list[Group],
-    seen: Observed,
+    *,
+    with_step: bool,
 ) -> Entries:
     if issued is None or progress is None:
         none = np.empty(0, np.int64)
@@ -183,7 +195,7 @@ def _entries(
         elements_out=issued.elements_out,
         dtype=issued.dtype,
         state=progress.state,
-        step=seen.step_at(process.ranges.start[issued.row]),
+        step=progress.step if with_step else np.full(len(issued), UNKNOWN, np.int64),
     )
 
 

@@ -11,7 +11,7 @@ from tracekit.config import Thresholds
 from tracekit.evidence import UNKNOWN, State
 from tracekit.intervals import innermost
 from tracekit.kernels import describe_kernel
-from tracekit.metrics.hangs.activity import lasting_ops
+from tracekit.metrics.hangs.activity import Observed, lasting_ops
 from tracekit.metrics.hangs.align import NO_END, Member, Progress
 from tracekit.metrics.hangs.issued import Issued
 from tracekit.timeline import NONE, Kind, Ops, Process, Source, Timeline
@@ -20,7 +20,7 @@ Int64 = NDArray[np.int64]
 
 
 def progress_of(
-    timeline: Timeline, member: Member, issued: Issued, names: Sequence[str], thresholds: Thresholds
+    timeline: Timeline, member: Member, issued: Issued, seen: Observed, names: Sequence[str], thresholds: Thresholds
 ) -> Progress | None:
     """How far the collectives of a rank got; None where its kernels cannot be told to be of one or another.
 
@@ -28,11 +28,11 @@ def progress_of(
     """
     process = timeline.processes[member.process]
     ranges, calls = process.ranges, process.calls
-    open_ = ranges.open[issued.row]
+    open_, step = ranges.open[issued.row], seen.step_at(ranges.start[issued.row])
     state = np.where(open_, State.ISSUED, State.UNKNOWN).astype(np.int8)
     end, stream = np.full(len(issued), NO_END, np.int64), np.full(len(issued), NONE, np.int64)
     if member.track is None or len(calls) == 0:
-        return Progress(state=state, end=end, stream=stream)
+        return Progress(state=state, end=end, stream=stream, step=step)
     ops = member.track.ops
     holds = _holding(process, issued)
     of_op = _collective_of(timeline, ops, issued, holds, names)
@@ -54,7 +54,7 @@ def progress_of(
     rest[rest == State.UNKNOWN] = State.ISSUED
     if np.any(ops.call[ops.kind == Kind.COMM] == NONE):  # every kernel is told by order: what has none is not through
         state[(state == State.UNKNOWN) & (np.arange(len(state)) > np.argmax(end != NO_END))] = State.ISSUED
-    return Progress(state=state, end=end, stream=stream)
+    return Progress(state=state, end=end, stream=stream, step=step)
 
 
 def _holding(process: Process, issued: Issued) -> Int64:

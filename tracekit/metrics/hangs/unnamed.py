@@ -44,7 +44,7 @@ def told_apart(
     """
 
     def numbered(some: list[Issued | None]) -> list[Int64]:
-        return aligned(members, processes, some, progress, clocks, communicators_of(members, some), [])
+        return aligned(members, processes, some, progress, clocks, communicators_of(members, some), [])[0]
 
     one, ordered = numbered(issued), in_order(progress)
     over_alike = alike(issued, progress, one, all_of_them=False)
