@@ -433,3 +433,45 @@ def test_the_table_around_the_point_tells_what_the_counts_do(tmp_path):
         ((1, 3), ("absent", "absent")),
         ((0, 2), ("issued", "issued")),
     ]
+
+
+def test_a_count_of_messages_does_not_excuse_a_rank_that_lists_none(tmp_path):
+    # Ranks 0 and 1 send to one another in the world. Rank 3 lists nothing: its 14,146 are messages, not collectives.
+    job = Job({}, size=4)
+    for rank in range(4):
+        dump = job.rank(rank)
+        dump.record = 100
+        if rank < 3:
+            dump.call("0", 194, "all_reduce", record=150 + rank)
+        dump.counts("0", 14_146, 14_146)
+    job.rank(0).message("0", 14_147, "send 0->1", record=190)
+    job.rank(1).message("0", 14_147, "recv 1<-0", record=191)
+    hang = job.judge(tmp_path)
+    assert (hang.verdict, hang.communicator, hang.seq) == ("missing_rank", "0", 194)
+    assert names(hang) == {3}
+
+
+def test_the_rank_that_calls_in_another_order_than_most_stands_out(tmp_path):
+    job = Job({"1": ("FIRST", (0, 1, 2, 3)), "2": ("SECOND", (0, 1, 2, 3))})
+    for rank in range(4):
+        job.rank(rank).call("2" if rank == 3 else "1", 1, "all_reduce", state="started")
+    hang = job.judge(tmp_path)
+    assert (hang.verdict, hang.culprits) == ("order_inversion", (3,))
+
+
+def test_nobody_stands_out_where_as_many_call_in_one_order_as_in_the_other(tmp_path):
+    job = Job({"1": ("FIRST", (0, 1, 2, 3)), "2": ("SECOND", (0, 1, 2, 3))})
+    for rank in range(4):
+        job.rank(rank).call("2" if rank > 1 else "1", 1, "all_reduce", state="started")
+    hang = job.judge(tmp_path)
+    assert (hang.verdict, names(hang)) == ("order_inversion", set())
+
+
+def test_other_groups_do_not_tell_who_differs_where_nothing_before_is_known(tmp_path):
+    # They may be other stages of a pipeline, which call other things under this number.
+    job = Job({str(n): ("TENSOR", (2 * n - 2, 2 * n - 1)) for n in (1, 2, 3)})
+    for rank in range(6):
+        op = "all_reduce" if rank == 1 else "broadcast"
+        job.rank(rank).call(str(rank // 2 + 1), 1, op, state="scheduled" if rank < 2 else "completed")
+    hang = job.judge(tmp_path)
+    assert (hang.verdict, hang.communicator, names(hang)) == ("type_mismatch", "1", set())
