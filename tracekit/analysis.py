@@ -11,6 +11,7 @@ from tracekit.errors import NoGpuWorkError, UsageError
 from tracekit.metrics.attribution import Blame, blame, host_of, network_of, with_caused_waits, with_slow_links
 from tracekit.metrics.bubbles import with_causes
 from tracekit.metrics.collectives import collectives
+from tracekit.metrics.dimensions import dimensions
 from tracekit.metrics.efficiency import efficiency
 from tracekit.metrics.hangs import diagnose
 from tracekit.metrics.hangs.from_captures import evidence_of, may_stand_still
@@ -140,7 +141,8 @@ def examine(
     if options.rules:
         kernel_names = _kernel_names(timeline, tracks)
         moved = traffic(views, steady)
-        strategy = sharding(moved, facts, {f"{c:#018x}": size for c, size in sizes.items()})
+        by_name = {f"{c:#018x}": size for c, size in sizes.items()}
+        strategy = sharding(moved, facts, by_name, dimensions(views, by_name))
         usage = efficiency(ranks, steady, facts, kernel_names, options.gpu, stands_still=hang is not None)
         memory = memory_account(ranks, tracks, views, steady, moved, strategy, facts, kernel_names, options.gpu)
         context = Context(

@@ -207,6 +207,16 @@ class Thresholds:
     """† Forward passes of one step that differ by more are no microbatches: activations are computed again."""
     last_reduce_share: float = 0.5
     """† A reduction that the rest of the backward pass hides less of than this is one that ends the pass."""
+    layer_collectives: int = 4
+    """† So many reductions in the forward pass of a step are those of split layers: two a layer."""
+    forward_reduced_share: float = 0.25
+    """† And they take this share of all reductions of their communicator: statistics of a batch take less."""
+    parallelism_share: float = 0.6
+    """† In this share of its operations a communicator shows what it is for: attention or experts beside them."""
+    wide_gap_ratio: float = 4.0
+    """† Compute between two reductions, this × the median, is a pass without any."""
+    wide_gap_share: float = 0.25
+    """† Passes with less of the compute than this are the head or the optimizer, not the forward pass."""
     rate_limiter_ns: int = 50_000
     """† A gather launched this soon after its thread had waited for an event was held back by it."""
     queued_gathers: int = 3

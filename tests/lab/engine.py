@@ -19,7 +19,7 @@ ARRIVES, NEXT, AFTER_EVENT = 1_650, 1_000, 1_200
 """From the end of a launch call to the earliest start; between neighbours of a stream; after an event of another."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Op:
     """One GPU operation of one rank."""
 
@@ -33,6 +33,8 @@ class Op:
     call: Call | None = None
     grid: int = 132
     bytes: int = 0
+    hash: int = 0
+    """Of the communicator of sends and receives."""
     copy: tuple[int, int, int] | None = None
     """(copyKind, srcKind, dstKind) of a copy."""
     role: str = ""
@@ -47,7 +49,7 @@ class Op:
     after: list[Op] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Meeting:
     """One collective: the operations of all its members, which go on when the last has come."""
 
@@ -61,7 +63,7 @@ class Meeting:
     arrived: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Transfer:
     """What one rank sends another: the sender is done when it has sent, the receiver when it has come."""
 
@@ -69,7 +71,7 @@ class Transfer:
     expected: Op | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Communicator:
     """A communicator, with the latest operation of each member in the order of launch."""
 
@@ -80,7 +82,7 @@ class Communicator:
     counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """A CUDA call; it never returned where its end is None."""
 
@@ -91,7 +93,7 @@ class Call:
     correlation: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Range:
     """An NVTX range; it was never left where its end is None."""
 
@@ -103,7 +105,7 @@ class Range:
     payload: bytes | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Sync:
     """A record of a synchronisation."""
 

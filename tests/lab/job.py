@@ -62,7 +62,7 @@ class Settings:
     """Natural spread of the ranks' speeds."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Job:
     """A simulated job."""
 
@@ -210,6 +210,7 @@ class Host:
     def _communicate(self, op: Op) -> Launch:
         rank = self.rank
         before = rank.now
+        rank.now += 320 * (len(op.sends) + len(op.receives))
         op.ns += rank.random.randrange(900)
         launched = yield from self._launch(op, "cudaLaunchKernelExC_v11060", 13.4)
         self._annotate(op, before)
@@ -225,21 +226,24 @@ class Host:
             made = Range(k.NCCL_CALL[called], begun, ended, rank.thread, "NCCL", payload)
             rank.ranges.append(made)
             return
-        rank.ranges.append(Range("ncclGroupStart", begun, begun + 250, rank.thread, "NCCL"))
-        at = begun + 320
-        for name in ["ncclSend"] * len(op.sends) + ["ncclRecv"] * len(op.receives):
-            rank.ranges.append(Range(name, at, at + 120, rank.thread, "NCCL"))
-            at += 150
-        rank.ranges.append(Range("ncclGroupEnd", max(at, op.call.start - 500), ended, rank.thread, "NCCL"))
+        rank.ranges.append(Range("ncclGroupStart", before, before + 250, rank.thread, "NCCL"))
+        at = before + 320
+        ranks = len(op.sends) + len(op.receives)
+        for number in range(ranks):
+            name, schema = ("ncclSend", 9) if number < len(op.sends) else ("ncclRecv", 10)
+            packed = op.hash.to_bytes(8, "little") + op.bytes.to_bytes(8, "little") + number.to_bytes(8, "little")
+            rank.ranges.append(Range(name, at, at + 260, rank.thread, "NCCL", _header(schema, packed) + packed))
+            at += 320
+        rank.ranges.append(Range("ncclGroupEnd", at, ended, rank.thread, "NCCL"))
 
     def exchange(
-        self, stream: str, us: float, role: str, sends: Sequence[object] = (), receives: Sequence[object] = ()
+        self, group: str, us: float, role: str, sends: Sequence[object] = (), receives: Sequence[object] = ()
     ) -> Launch:
         """Sends and receives of one group call; a transfer is named by what both sides know of it."""
         known = self.job.transfers
         op = Op(
             self.rank.number,
-            stream,
+            group,
             k.NCCL["send_recv"],
             round(us * 1000 * (1 + 0.02 * self.rank.random.gauss(0, 1))),
             kind="comm",
@@ -247,6 +251,8 @@ class Host:
             grid=8,
             sends=tuple(known[self.rank.step, self.micro, key] for key in sends),
             receives=tuple(known[self.rank.step, self.micro, key] for key in receives),
+            bytes=round(us * 250_000 / max(len(sends), len(receives), 1)),
+            hash=self._hash(group, self.groups[group]),
         )
         return self._communicate(op)
 

@@ -142,7 +142,7 @@ def _of_job(scenario: Scenario, exposed: dict[str, float]) -> tuple[list[str], l
         (("TK112",), s.strategy == "hsdp" or every_microbatch),
         (("TK110",), s.strategy == "zero1"),
         (("TK908",), s.pp > 1 and s.clock_us > 0),
-        (("TK206",), s.pp > 1 and bool(scenario.fault)),
+        (("TK206",), s.pp > 1),
         (("TK405", "TK406", "TK407", "TK408", "TK907"), s.lost > 0),
         (("TK904",), s.only is not None),
     )

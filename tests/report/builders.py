@@ -214,6 +214,7 @@ def make_detail(analysis: Analysis, timeline: Timeline) -> Detail:
                 labels=OpLabels(phase=none, module=none, modules=(), step=none),
                 bubbles=bubbles_of(track.ops, cover, own, waited, windows),
                 activity=Activity.of(process, track.ops, timeline.names, Vocabulary((), np.empty(0, np.int64))),
+                parallel=np.zeros(len(own.row), np.int8),
             )
         )
     return Detail(views=tuple(views), matched=(), waits=waits)

@@ -37,6 +37,10 @@ class Lost(IntEnum):
 EXPOSED_COMM_CAUSES = (
     "start_up",
     "peer_wait",
+    "tensor_parallel",
+    "expert_parallel",
+    "context_parallel",
+    "pipeline",
     "rate_limiter",
     "no_prefetch",
     "queued_behind_comm",

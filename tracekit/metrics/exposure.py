@@ -17,10 +17,11 @@ from tracekit.metrics.activity import EVENT_SYNCS
 from tracekit.metrics.backlog import late_by_microbatches
 from tracekit.metrics.bubbles import EXPOSED_COMM_CAUSES, Bubbles, Lost
 from tracekit.metrics.launch_order import BACKWARD, FORWARD, NEVER
+from tracekit.metrics.parallelism import CONTEXT, EXPERT, PARALLELISMS, PIPELINE, TENSOR
 from tracekit.metrics.roles import Roles, roles_of
 from tracekit.metrics.surroundings import Surroundings, ended_before
 from tracekit.metrics.views import RankView
-from tracekit.metrics.work import Serving, Work, work_of
+from tracekit.metrics.work import Serving, Work
 from tracekit.timeline import NONE, Kind
 
 Int8 = NDArray[np.int8]
@@ -28,7 +29,7 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-def with_exposure_causes(view: RankView, thresholds: Thresholds) -> Bubbles:
+def with_exposure_causes(view: RankView, work: Work, thresholds: Thresholds) -> Bubbles:
     """The rank's bubbles, those of exposed communication with their causes, cut where the cause changes.
 
     ``start_up`` and ``peer_wait`` stay. For the rest the collective that compute waited for is looked at, which need
@@ -39,7 +40,6 @@ def with_exposure_causes(view: RankView, thresholds: Thresholds) -> Bubbles:
     cause = bubbles.cause[rows]
     if len(rows) == 0:
         return bubbles
-    work = work_of(view, thresholds)
     roles = roles_of(view, work, thresholds)
     start, end = bubbles.start[rows], bubbles.end[rows]
     gap = _gaps_of_work(work, start)
@@ -102,6 +102,13 @@ def code_of(cause: str) -> int:
 
 
 UNKNOWN = code_of("unknown")
+CAUSES_BY_NATURE = {
+    TENSOR: "tensor_parallel",
+    EXPERT: "expert_parallel",
+    CONTEXT: "context_parallel",
+    PIPELINE: "pipeline",
+}
+"""What compute needs at once: no schedule of parameters and gradients helps."""
 LAST = code_of("last_reduce")
 
 
@@ -136,7 +143,7 @@ def _code_of_operations(view: RankView, roles: Roles, around: Surroundings, thre
     in_time = known & (around.running | (around.stream_free <= near))
     short = many_and_short(view, roles, thresholds)
     serialized = at_compute_end & (np.abs(around.next_work) <= near)
-    conditions = {
+    conditions = {cause: view.parallel == PARALLELISMS.index(kind) for kind, cause in CAUSES_BY_NATURE.items()} | {
         "on_compute_stream": own,  # cannot be issued ahead: every other test would misread it
         "rate_limiter": (gathers_late | (late & roles.gather)) & _after_event_sync(view, roles, thresholds),
         "no_prefetch": gathers_late,

@@ -16,10 +16,13 @@ from tracekit.metrics.lost_payloads import joined_by_stream
 from tracekit.readers.nccl_payload import parse_message
 from tracekit.timeline import NO_VALUE, NONE, Kind, Process, Ranges, RankTrack, Timeline
 
+Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 UNKNOWN_OP = "unknown"
 GROUP = "group"
+EXCHANGE = 3
+"""So many sends and receives in one group are an all-to-all: a pipeline's neighbours are two."""
 ENTRY_OPS = {UNKNOWN_OP, "send_recv"}
 """What a kernel's name says where it may carry out another collective, made of sends and receives or of anything."""
 FULL_TENSOR_OPS = {"all_gather", "reduce_scatter", "all_to_all"}
@@ -105,6 +108,7 @@ def rank_collectives(
     calls = NcclCalls(timeline, process)
     by_name = _ops_by_name(timeline, ops.name[rows])
     by_range = _ops_by_range(timeline, process, ops.call[rows], by_name)
+    exchanged = _all_to_alls(calls, ops.nccl[rows], ops.stream[rows])
     annotated = _annotated_bytes(timeline, process, ops.call[rows])
     groups: dict[tuple[str | None, str], int] = {}
     sources: dict[int, str | None] = {}
@@ -112,6 +116,7 @@ def rank_collectives(
     for i, (name_op, nccl) in enumerate(zip(by_name, ops.nccl[rows].tolist(), strict=True)):
         call = calls.at(nccl)
         op = _most_exact(name_op, by_range[i], call.op)
+        op = "all_to_all" if exchanged[i] and op == "send_recv" else op
         key = (f"{call.communicator:#018x}" if call.communicator is not None else None, op)
         group = groups.setdefault(key, len(groups))
         of[i] = group
@@ -151,7 +156,7 @@ class NcclCall:
 
     def full_bytes(self, op: str, ranks: int | None) -> int | None:
         """Bytes of the full tensor where the call carries out ``op`` among so many ranks; None where it is not told."""
-        if op != self.op and self.sent is not None:
+        if self.sent is not None and (op != self.op or op == "all_to_all"):
             return self.sent  # an all-to-all made of sends: all that one rank sends
         if self.bytes is None or op not in FULL_TENSOR_OPS:
             return self.bytes
@@ -194,6 +199,14 @@ class NcclCalls:
             op = self._op(row)
             self._known[row] = self._group(row) if op == GROUP else self._single(row, op)
         return self._known[row]
+
+    def exchanges(self, row: int) -> bool:
+        """Whether it is a group that sends to three ranks or more, and receives from as many."""
+        if row == NONE or self._op(row) != GROUP:
+            return False
+        names = [self._names[int(self._ranges.name[call])].lower() for call in self._groups().get(row, [])]
+        sends, receives = names.count("ncclsend"), names.count("ncclrecv")
+        return sends >= EXCHANGE and receives >= EXCHANGE
 
     def _op(self, row: int) -> str:
         return nccl_call_op(self._names[int(self._ranges.name[row])]) or UNKNOWN_OP
@@ -265,6 +278,20 @@ def _ops_by_range(
     for i, op in zip(wanted.tolist(), named, strict=True):
         found[i] = op
     return found
+
+
+def _all_to_alls(calls: NcclCalls, nccl: Int32, stream: Int64) -> NDArray[np.bool_]:
+    """Operations of streams most of whose groups send to three ranks or more and receive from as many.
+
+    NCCL's all-to-all is such a group. Sends to two ranks can be those of a pipeline to its neighbours.
+    """
+    many = {row: calls.exchanges(row) for row in np.unique(nccl).tolist()}
+    one = np.array([many[row] for row in nccl.tolist()], np.bool_)
+    result = np.zeros(len(nccl), np.bool_)
+    for each in np.unique(stream).tolist():
+        mine = stream == each
+        result[mine] = np.count_nonzero(one[mine]) > 0.5 * np.count_nonzero(mine)
+    return result
 
 
 def _most_exact(by_name: str, by_range: str | None, by_call: str) -> str:

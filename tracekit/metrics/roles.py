@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.launch_order import NEVER, OPTIMIZER, LaunchOrder, StepOrder, mark_by_optimizer_kernels
+from tracekit.metrics.parallelism import BY_NATURE, PARALLELISMS
 from tracekit.metrics.views import RankView
 from tracekit.metrics.work import Work
 from tracekit.timeline import NONE
@@ -28,6 +29,7 @@ class Roles:
     """Columns with an entry for each communication operation of a rank."""
 
     gather: Bool
+    """Of parameters, as far as can be known; so with reductions of gradients."""
     reduction: Bool
     launched: Int64
     """Start of the launch call; NONE where it is not known."""
@@ -59,7 +61,8 @@ def roles_of(view: RankView, work: Work, thresholds: Thresholds) -> Roles:
     launched, returned = np.full(len(row), NONE, np.int64), np.full(len(row), NONE, np.int64)
     launched[known], returned[known] = calls.start[call[known]], calls.end[call[known]]
     op = np.array([name for _, name in found.group] or [""])[found.of]
-    gather, reduction = op == "all_gather", np.isin(op, REDUCTIONS)
+    parameters = ~np.isin(view.parallel, [PARALLELISMS.index(name) for name in BY_NATURE])
+    gather, reduction = (op == "all_gather") & parameters, np.isin(op, REDUCTIONS) & parameters
     order = LaunchOrder.of(view, work)
     place = np.full(len(ops), NONE, np.int64)
     place[order.row] = np.arange(len(order.row))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracekit.metrics.dimensions import SHORT, Dimension
 from tracekit.metrics.run import RunFacts
 from tracekit.metrics.traffic import AFTER, BACKWARD, FORWARD, SMALL_SHARE, Traffic
 from tracekit.results import Sharding, Volume
@@ -30,10 +31,16 @@ TRAINER_NAMES = {
 ITEM_BYTES = {"bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "float32": 4, "fp32": 4}
 
 
-def sharding(traffic: Traffic, facts: RunFacts, sizes: dict[str, int]) -> Sharding:
-    """The strategy, what speaks for it, and its volumes. ``sizes`` has the number of ranks by communicator."""
+def sharding(traffic: Traffic, facts: RunFacts, sizes: dict[str, int], split: Sequence[Dimension] = ()) -> Sharding:
+    """The strategy, what speaks for it, and its volumes.
+
+    ``sizes`` has the number of ranks by communicator, ``split`` the other dimensions of the mesh.
+    """
     strategy, evidence = _recognise(traffic, facts)
-    shards, replicas = _groups(strategy, traffic, facts, sizes)
+    if split and not traffic.flows:
+        strategy, evidence = NONE_AT_ALL, ["no parameters or gradients pass between ranks"]
+    evidence += [each.evidence for each in split]
+    shards, replicas = _groups(strategy, traffic, facts, sizes, whole=not split)
     known = strategy not in (NONE_AT_ALL, UNDECIDED)
     confidence = _confidence(strategy, traffic) if strategy != UNDECIDED else None
     if known and facts.strategy and facts.strategy not in TRAINER_NAMES[strategy]:
@@ -41,15 +48,24 @@ def sharding(traffic: Traffic, facts: RunFacts, sizes: dict[str, int]) -> Shardi
         confidence = CONFIDENCE["low"]
     model = facts.model
     return Sharding(
-        strategy=strategy,
+        strategy=_mesh(strategy, split),
         confidence=confidence,
         evidence=tuple(evidence),
         shards=shards,
         replicas=replicas,
         parameters=model.parameters if model else None,
         parameters_source=model.source if model else None,
-        volumes=_volumes(strategy, traffic, facts, shards) if known else _observed(traffic),
+        # Each rank holds a part of the model then, whose size is not known.
+        volumes=_volumes(strategy, traffic, facts, shards) if known and not split else _observed(traffic),
     )
+
+
+def _mesh(strategy: str, split: Sequence[Dimension]) -> str:
+    """The strategy with the other dimensions of the mesh: ``ZeRO-3 / FSDP x TP``."""
+    names = [SHORT[each.kind] for each in split]
+    if not names or strategy == UNDECIDED:
+        return strategy
+    return " x ".join(names if strategy == NONE_AT_ALL else [strategy, *names])
 
 
 def _recognise(traffic: Traffic, facts: RunFacts) -> tuple[str, list[str]]:
@@ -137,8 +153,10 @@ def _confidence(strategy: str, traffic: Traffic) -> float:
     return CONFIDENCE["low" if unsure else "high" if sure else "medium"]
 
 
-def _groups(strategy: str, traffic: Traffic, facts: RunFacts, sizes: dict[str, int]) -> tuple[int | None, int | None]:
-    """(ranks of a shard group, replicas)."""
+def _groups(
+    strategy: str, traffic: Traffic, facts: RunFacts, sizes: dict[str, int], *, whole: bool
+) -> tuple[int | None, int | None]:
+    """(ranks of a shard group, replicas); ``whole`` where all ranks of the job are data-parallel."""
     if strategy in (NONE_AT_ALL, UNDECIDED):
         return None, None
 
@@ -150,7 +168,7 @@ def _groups(strategy: str, traffic: Traffic, facts: RunFacts, sizes: dict[str, i
         heaviest = max(weights, key=lambda name: weights[name], default=None)
         return sizes.get(heaviest or "")
 
-    world = facts.world_size
+    world = facts.world_size if whole else None
     if strategy == DDP:
         return 1, size(["all_reduce"]) or world
     shards = size(["all_gather", "reduce_scatter", "broadcast"])

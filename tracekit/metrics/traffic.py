@@ -1,4 +1,4 @@
-"""What a rank's collectives move in a step, and in which part of it."""
+"""What a rank's collectives of parameters and gradients move in a step, and in which part of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tracekit.metrics.dimensions import of_parameters
 from tracekit.metrics.phases import PHASES
 from tracekit.metrics.views import RankView
 from tracekit.results import Steady
@@ -67,9 +68,9 @@ def traffic(views: Sequence[RankView], steady: Steady | None) -> Traffic:
     windows, known = 0, True
     for view in views:
         found = view.collectives
-        step = view.labels.step[found.row]
+        step, ours = view.labels.step[found.row], of_parameters(view)
         for number in steady.steps if steady else (NONE,):
-            rows = np.flatnonzero(step == number) if steady else np.arange(len(found.row))
+            rows = np.flatnonzero((step == number) & ours) if steady else np.flatnonzero(ours)
             if steady and not len(rows) and number not in view.labels.step:
                 continue
             windows += 1

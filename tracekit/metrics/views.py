@@ -19,6 +19,7 @@ from tracekit.metrics.steps import StepRanges
 from tracekit.metrics.waits import RankWaits
 from tracekit.timeline import NONE, Ops, Process
 
+Int8 = NDArray[np.int8]
 Int64 = NDArray[np.int64]
 
 
@@ -76,6 +77,8 @@ class RankView:
     bubbles: Bubbles
     activity: Activity
     """What the process's host threads did."""
+    parallel: Int8
+    """Which parallelism each communication operation serves: index into `PARALLELISMS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -57,6 +57,7 @@ _UNKNOWN_OF = ("exposed communication", "exposed copy", "idle")
 _EXPOSED_COMM = {
     "start_up": "wait",
     "peer_wait": "wait",
+    "pipeline": "order",
     "rate_limiter": "host",
     "no_prefetch": "order",
     "queued_behind_comm": "order",

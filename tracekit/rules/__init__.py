@@ -35,6 +35,7 @@ from tracekit.rules.launches import LaunchBound
 from tracekit.rules.memory import AllocatorRetries, Churn, MemoryGap
 from tracekit.rules.network import NetworkJitter, SlowLink, StageImbalance
 from tracekit.rules.overheads import Recompilation, Recompute, UnfusedOptimizer, WarmUpCounted
+from tracekit.rules.parallel import ContextRing, ExpertExchange, PipelineBubble
 from tracekit.rules.pauses import Pauses
 from tracekit.rules.profiler import ProfilerTrouble
 from tracekit.rules.reductions import LastReduction, MicrobatchReductions, ReplicaReductions
@@ -84,6 +85,9 @@ RULES: tuple[Rule, ...] = (
     HeldUpByLaunchOrder(),
     TransferBound(),
     OptimizerGathers(),
+    PipelineBubble(),
+    ExpertExchange(),
+    ContextRing(),
     MicrobatchReductions(),
     Contention(),
     GatheredTwice(),

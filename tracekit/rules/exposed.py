@@ -11,10 +11,15 @@ from tracekit.metrics.views import RankView
 from tracekit.results import Evidence, Finding
 from tracekit.rules.base import Context
 from tracekit.rules.loss import Bool, Loss, Weights, add_places
+from tracekit.rules.parallel import tensor_parallel
 
 WORDS = {
     "start_up": "first collective of a capture",
     "peer_wait": "waiting for peers",
+    "tensor_parallel": "collectives within layers (tensor parallelism)",
+    "expert_parallel": "all-to-alls of experts",
+    "context_parallel": "keys and values passed on (context parallelism)",
+    "pipeline": "sends and receives between pipeline stages",
     "rate_limiter": "gathers that the host held back",
     "no_prefetch": "gathers never issued ahead",
     "queued_behind_comm": "gathers queued behind reductions",
@@ -44,6 +49,10 @@ OPS = {
     "broadcast": "Broadcasts",
 }
 ADVICE = {
+    "tensor_parallel": "Compute needs collectives within layers at once: split fewer ways, or run them in pieces.",
+    "expert_parallel": "Run all-to-alls of experts beside other compute.",
+    "context_parallel": "Split the sequence over fewer ranks.",
+    "pipeline": "Split the batch into more micro-batches.",
     "start_up": "The first collective of a capture waits until all ranks capture: capture further into the run.",
     "peer_wait": "Compare compute between the ranks: where one is slower, the others wait for it.",
     "no_prefetch": "Issue each gather before the compute ahead of it.",
@@ -75,6 +84,7 @@ class ExposedCommunication:
 
     def check(self, context: Context) -> Iterable[Finding]:
         """Fires from 2 % of the step on, with the pattern of the collectives that most of it is in."""
+        yield from tensor_parallel(context)
         step, thresholds = context.step, context.thresholds
         rest = context.ledger.unclaimed(Lost.EXPOSED_COMM)
         if not step.wall_ns or rest < thresholds.warning_share * step.wall_ns:
