@@ -14,8 +14,8 @@ from report.builders import by_hand, make_analysis, some_findings, straggler
 import tracekit
 from tracekit.compare import compare
 from tracekit.comparison import Verdict
-from tracekit.report.comparing import sentence
-from tracekit.results import SkippedRule
+from tracekit.report.comparing import certainty, sections, sentence
+from tracekit.results import Efficiency, SkippedRule
 from tracekit.rules import RULES
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
@@ -195,6 +195,62 @@ def test_runs_that_are_not_of_one_job_are_told():
     run = make_analysis(by_hand())
     other = replace(run, ranks=run.ranks[:1], world_size=None)
     assert "Not the same number of ranks: base 2, new 1." in compare(run, other).notes
+
+
+def trained(tokens, **changes):
+    """By hand: a step of 100 ms that holds so many tokens."""
+    run = make_analysis(by_hand())
+    used = Efficiency(
+        tokens_per_s=tokens * 1e9 / run.steady.step_time_ns,
+        mfu=None,
+        hfu=None,
+        flops_per_token=None,
+        peak_tflops=None,
+        formula=None,
+        reason=None,
+        bound_by=None,
+        tokens_per_step=tokens,
+    )
+    return replace(run, efficiency=used, **changes)
+
+
+def test_jobs_with_different_tokens_a_step_have_no_headline_about_the_step():
+    base, new = trained(8192), trained(4096)
+    found = compare(base, new)
+    assert found.unlike == ("tokens a step",)
+    assert "Not the same tokens a step: base 8192, new 4096." in found.notes
+    said = sentence(found)
+    assert said.startswith("Throughput is 81.9 k and 41 k tokens/s, of two different jobs")
+    assert "shorter" not in said
+    assert (found.regression, certainty(found)) == (None, "")
+
+
+def test_throughput_leads_where_it_is_known():
+    found = compare(trained(8192), trained(8192))
+    assert found.unlike == ()
+    first, second = list(sections(found, everything=False))[:2]
+    assert first.heads[0] == "Throughput"
+    assert first.rows[0][:3] == ("tokens/s", "81.9 k", "81.9 k")
+    assert "tokens/s" not in [row[0] for row in second.rows]
+    assert "takes as long as before" in sentence(found)
+
+
+def test_jobs_of_different_size_are_told_apart():
+    run = make_analysis(by_hand())
+    found = compare(run, replace(run, world_size=16))
+    assert found.unlike == ("number of ranks",)
+    assert sentence(found) == "Two different jobs (not the same number of ranks): their step times do not compare"
+
+
+def test_versions_of_the_profiler_are_listed_and_make_no_other_job():
+    run = make_analysis(by_hand())
+    base, new = (
+        replace(run, captures=tuple(replace(c, nsys_version=version) for c in run.captures))
+        for version in ("2024.1", "2025.3")
+    )
+    found = compare(base, new)
+    assert "Not the same version of the profiler: base 2024.1, new 2025.3." in found.notes
+    assert found.unlike == ()
 
 
 def test_a_run_without_steps_has_no_times():

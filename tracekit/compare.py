@@ -58,6 +58,7 @@ def compare(
         findings=_findings(base, new),
         stragglers=_stragglers(base, new),
         notes=tuple(_notes(base, new, names)),
+        unlike=tuple(_unlike(base, new)),
     )
 
 
@@ -288,10 +289,10 @@ def _notes(base: Analysis, new: Analysis, names: tuple[str, str]) -> Iterable[st
     runs = list(zip(names, (base, new), strict=True))
     for name in dict.fromkeys(name for name, run in runs if run.steady is None):
         yield f"{name} has no steps: its times cannot be compared, only ratios, collectives and findings."
-    yield from _differing("number of ranks", runs, lambda run: run.world_size or len(run.ranks))
-    yield from _differing("number of parameters", runs, lambda run: run.sharding.parameters if run.sharding else None)
-    yield from _differing("FLOPs a token", runs, lambda run: run.efficiency.flops_per_token if run.efficiency else None)
+    for what, value in JOB_FACTS.items():
+        yield from _differing(what, runs, value)
     yield from _differing("GPU", runs, _devices)
+    yield from _differing("version of the profiler", runs, _versions)
     yield from _differing("sharding", runs, lambda run: run.sharding.strategy if run.sharding else None)
     for name, run in runs:
         if not _account(run).comm_ns:
@@ -309,6 +310,34 @@ def _differing(
     found = {name: value(run) for name, run in runs}
     if None not in found.values() and len(set(found.values())) > 1:
         yield f"Not the same {what}: " + ", ".join(f"{name} {fact}" for name, fact in found.items()) + "."
+
+
+def _unlike(base: Analysis, new: Analysis) -> Iterable[str]:
+    """Yield in what the runs are different jobs: facts that are known of both."""
+    for what, value in JOB_FACTS.items():
+        before, after = value(base), value(new)
+        if before is not None and after is not None and before != after:
+            yield what
+
+
+def _tokens(run: Analysis) -> int | None:
+    """Of a step, over all GPUs."""
+    tokens = run.efficiency.tokens_per_step if run.efficiency else None
+    return None if tokens is None else round(tokens)
+
+
+JOB_FACTS: dict[str, Callable[[Analysis], int | None]] = {
+    "tokens a step": _tokens,
+    "number of ranks": lambda run: run.world_size or len(run.ranks),
+    "number of parameters": lambda run: run.sharding.parameters if run.sharding else None,
+    "FLOPs a token": lambda run: run.efficiency.flops_per_token if run.efficiency else None,
+}
+"""What makes one job: where one of these differs, step times do not compare."""
+
+
+def _versions(run: Analysis) -> str | None:
+    known = {capture.nsys_version for capture in run.captures} - {None}
+    return " and ".join(sorted(map(str, known))) or None
 
 
 def _devices(run: Analysis) -> str | None:

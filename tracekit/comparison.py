@@ -139,6 +139,8 @@ class Comparison:
     """Ranks with a verdict in either run."""
     notes: tuple[str, ...]
     """What makes the runs less than comparable."""
+    unlike: tuple[str, ...] = ()
+    """In what the runs are different jobs, such as ``tokens a step``; their step times then say nothing."""
 
     @property
     def regression(self) -> float | None:
@@ -147,7 +149,12 @@ class Comparison:
         None where it cannot be told.
         """
         change = self.step_time
-        if change.verdict in (None, Verdict.TOO_FEW_STEPS) or not self.base.median_ns or change.shift is None:
+        if (
+            self.unlike
+            or change.verdict in (None, Verdict.TOO_FEW_STEPS)
+            or not self.base.median_ns
+            or change.shift is None
+        ):
             return None
         return max(0.0, change.shift / self.base.median_ns) if change.verdict is Verdict.DIFFERS else 0.0
 

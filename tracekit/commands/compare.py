@@ -145,7 +145,8 @@ def _gate(comparisons: Sequence[Comparison], limit: float) -> int:
         return ExitStatus.FINDING
     for comparison in comparisons:
         if comparison.regression is None:
-            why = "from so few steps" if comparison.base.steps and comparison.new.steps else "without steps in both"
+            few = "from so few steps" if comparison.base.steps and comparison.new.steps else "without steps in both"
+            why = f"between different jobs ({', '.join(comparison.unlike)} differ)" if comparison.unlike else few
             raise UsageError(
                 f"--max-regression: whether {comparison.new.name} regressed cannot be told {why}",
                 hint="Capture 3 steady steps of each run at least; 10 are better.",

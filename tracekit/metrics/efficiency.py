@@ -52,6 +52,7 @@ def efficiency(
         reason=reason,
         bound_by=max(shares, key=lambda name: shares[name], default=None),
         shares=shares,
+        tokens_per_step=tokens * world if tokens and world else None,
     )
 
 

@@ -78,8 +78,10 @@ def _scale(comparison: Comparison) -> Scale:
 
 
 def sentence(comparison: Comparison) -> str:
-    """What happened to the step and why, in one sentence."""
+    """What happened to the step and why, in one sentence; of different jobs only what their throughput is."""
     step, scale = comparison.step_time, _scale(comparison)
+    if comparison.unlike:
+        return _of_unlike_jobs(comparison)
     if step.base is None or step.new is None:
         without = [clean(run.name, 60) for run in (comparison.base, comparison.new) if not run.steps]
         return "The step times cannot be compared: " + " and ".join(
@@ -97,6 +99,18 @@ def sentence(comparison: Comparison) -> str:
     told = _told(comparison.terms, shown, difference)
     why = ": " + "; ".join(_contribution(term, shown, scale) for term in told) if told else ""
     return f"The step is {scale.with_unit(abs(difference))} ({percent(difference, before)}) {direction}{why}"
+
+
+def _of_unlike_jobs(comparison: Comparison) -> str:
+    """Tokens a second, which compare whatever the steps hold, and in what the jobs differ."""
+    differ = f"not the same {' and '.join(comparison.unlike)}"
+    runs = comparison.base, comparison.new
+    rates = [run.tokens_per_s for run in runs]
+    if rates[0] is None or rates[1] is None:
+        return f"Two different jobs ({differ}): their step times do not compare"
+    a_gpu = [rate(each / (run.world_size or run.ranks)) for each, run in zip(rates, runs, strict=True) if each]
+    per_gpu = f", {' and '.join(a_gpu)} a GPU" if "number of ranks" in comparison.unlike else ""
+    return f"Throughput is {rate(rates[0])} and {rate(rates[1])} tokens/s{per_gpu}, of two different jobs ({differ})"
 
 
 def _told(terms: Sequence[Term], shown: dict[str, tuple[float, float]], difference: float) -> list[Term]:
@@ -122,6 +136,8 @@ def _contribution(term: Term, shown: dict[str, tuple[float, float]], scale: Scal
 def certainty(comparison: Comparison) -> str:
     """How sure the step's difference is, in one sentence."""
     step, scale = comparison.step_time, _scale(comparison)
+    if comparison.unlike:
+        return ""
     counts = f"{comparison.base.steps} and {plural(comparison.new.steps, 'step')}"
     if step.verdict is Verdict.TOO_FEW_STEPS:
         return f"{counts} are too few to tell a difference from noise."
@@ -146,8 +162,24 @@ def run_words(run: RunFigures) -> str:
 
 def sections(comparison: Comparison, *, everything: bool) -> Iterator[Section]:
     """Yield the tables that have rows; with ``everything`` causes of no importance too."""
-    found = (_times(comparison, everything), _figures(comparison), _collectives(comparison), _findings(comparison))
+    found = (
+        _throughput(comparison),
+        _times(comparison, everything),
+        _figures(comparison),
+        _collectives(comparison),
+        _findings(comparison),
+    )
     yield from (section for section in (*found, _stragglers(comparison)) if section.rows)
+
+
+def _throughput(comparison: Comparison) -> Section:
+    """What leads where it is known: tokens/s, the one figure that tells two runs apart whatever a step holds."""
+    rows = [
+        _figure(change, NAMES[change.metric], _FORMATS[change.metric])
+        for change in comparison.figures
+        if change.metric == "tokens_per_s"
+    ]
+    return Section(("Throughput", "base", "new", "change"), tuple(row for row in rows if UNKNOWN not in row[1:3]))
 
 
 def _times(comparison: Comparison, everything: bool) -> Section:
@@ -193,7 +225,12 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 
 def _figures(comparison: Comparison) -> Section:
-    rows = [_figure(change, NAMES[change.metric], _FORMATS[change.metric]) for change in comparison.figures]
+    leading = {row[0] for row in _throughput(comparison).rows}
+    rows = [
+        _figure(change, NAMES[change.metric], _FORMATS[change.metric])
+        for change in comparison.figures
+        if NAMES[change.metric] not in leading
+    ]
     rows += [
         _figure(change, f"{change.metric.replace('_', '-')} bytes a step", size) for change in comparison.bytes_per_step
     ]
@@ -283,6 +320,8 @@ def _short_strategy(strategy: str | None) -> str:
 
 def _step_change(comparison: Comparison) -> str:
     step = comparison.step_time
+    if comparison.unlike:
+        return "other job"
     if step.difference is None or not step.base:
         return UNKNOWN
     if step.verdict is Verdict.WITHIN_NOISE:

@@ -121,6 +121,7 @@ def _comparison(comparison: Comparison, max_regression: float | None) -> dict[st
         "findings": [asdict(row) for row in comparison.findings],
         "stragglers": [asdict(row) for row in comparison.stragglers],
         "notes": list(comparison.notes),
+        "unlike": list(comparison.unlike),
     }
 
 

@@ -127,6 +127,8 @@ class Efficiency:
     """compute, link, wait, launch or copy: what takes most of the step."""
     shares: dict[str, float] = field(default_factory=dict)
     """Of a steady step, by the same words; they add up to 1. link: exposed transfer; launch: idle; {} without steps."""
+    tokens_per_step: float | None = None
+    """Of all GPUs of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
