@@ -46,6 +46,18 @@ def balanced(now: Changed, kernels: Twins, gaps: Twins) -> Changed:
     return duration, _without_pauses(lag, gaps, (), np.ones(len(gaps.item), np.bool_))
 
 
+def even_stages(now: Changed, graph: Graph) -> Changed:
+    """No rank computes longer in all than the median rank: the surplus of a stage that has more is gone."""
+    duration = now[0].copy()
+    computing = [
+        node[(node != NONE) & (work.kind == Kind.COMPUTE)] for work, node in zip(graph.work, graph.op_node, strict=True)
+    ]
+    spent = np.array([duration[mine].sum() for mine in computing])
+    for mine, own in zip(computing, spent, strict=True):
+        duration[mine] *= min(1.0, float(np.median(spent)) / max(own, 1.0))
+    return duration, now[1]
+
+
 def _without_pauses(lag: Float, gaps: Twins, ranks: Sequence[int], mine: Bool) -> Float:
     usual = gaps.at_peers(lag, ranks, mean=False)
     longer = mine & ~np.isnan(usual)

@@ -15,6 +15,7 @@ from tracekit.metrics.replay.changes import (
     Changed,
     balanced,
     deferred_reductions,
+    even_stages,
     faster_network,
     host_on_time,
     many_connections,
@@ -68,6 +69,7 @@ FIRST_GATHER_SPLIT = "first-gather=split"
 FIRST_GATHER_SMALL = "first-gather=small"
 REDUCTION_SMALL = "last-reduction=small"
 LINKS_EVEN = "links=even"
+STAGES_EVEN = "stages=even"
 TRANSFERS_STEADY = "transfers=steady"
 REWIRING: Mapping[str, Callable[[Graph, Thresholds], Graph | None]] = {
     PREFETCH_ON: lambda graph, _: prefetched(graph, forward=True, backward=True),
@@ -99,6 +101,7 @@ CHANGES = (
     FIRST_GATHER_SMALL,
     REDUCTION_SMALL,
     LINKS_EVEN,
+    STAGES_EVEN,
     TRANSFERS_STEADY,
 )
 """The changes that can be made, besides ``bandwidth=2x``, with any factor."""
@@ -149,6 +152,7 @@ class WhatIf:
             FIRST_GATHER_SMALL: lambda now: first_gather_small(now, graph, thresholds),
             REDUCTION_SMALL: lambda now: last_reduction_small(now, graph, thresholds),
             TRANSFERS_STEADY: lambda now: steady_transfers(now, graph),
+            STAGES_EVEN: self._stages_even,
             LINKS_EVEN: lambda now: even_links(now, graph, thresholds),
             PAGEABLE_OFF: lambda now: no_pageable_copies(now, graph, thresholds),
         }
@@ -210,6 +214,11 @@ class WhatIf:
         if persistent and not even:
             return no_straggler(now, self._kernels, self._gaps, persistent)
         return balanced(now, self._kernels, self._gaps)
+
+    def _stages_even(self, now: Changed) -> Changed | None:
+        if self._unmatched_share() > self._thresholds.replay_error_share:
+            return None
+        return even_stages(now, self._steps.graph)
 
     def _unmatched_share(self) -> float:
         """Share of the steps in sends, receives and all-to-alls that are not matched across ranks, mean over ranks."""
