@@ -159,6 +159,8 @@ class Thresholds:
     is the cost of other findings."""
     gain_slack: float = 0.01
     """† And this share of the step."""
+    headline_unexplained_share: float = 0.05
+    """† Exposed communication without a known cause is said beside the headline from this share of it on."""
     replay_lag_ns: int = 20_000
     """† What starts this much after all that it is known to wait for waited for nothing else: it is the delay of
     launch, event or driver, and kept in a replay; more than this is unexplained."""

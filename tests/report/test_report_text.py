@@ -48,7 +48,7 @@ def test_whole_summary_counted_by_hand() -> None:
         "",
         "20 % of a step is exposed communication.",
         "20.0 of 100.0 ms pass with communication alone. Compute hides 50 % of the",
-        "communication.",
+        "communication. Of the exposed communication 100 % unexplained.",
         "",
         "Mean step  100.0 ms = 70.0 compute + 20.0 exposed comm + 3.0 copy + 7.0 idle",
         "      median 100.0 ms · p95 100.0 ms · overlap 0.50",
@@ -198,6 +198,19 @@ def test_a_loss_that_findings_leave_unexplained_leads() -> None:
     # The findings explain 0.15 ms of 20 ms of exposed communication.
     text = plain(make_analysis(by_hand(), findings=some_findings(cost_ns=100_000)))
     assert text.splitlines()[2] == "20 % of a step is exposed communication."
+
+
+@pytest.mark.parametrize(("unknown_ms", "said"), [(0.9, None), (1, "5 %"), (10, "50 %")])
+def test_how_much_of_the_communication_is_unexplained(unknown_ms: float, said: str | None) -> None:
+    """Of 20 ms exposed a step, on both ranks."""
+    analysis = make_analysis(by_hand())
+    split = {"unknown": round(unknown_ms * MS), "bandwidth": round((20 - unknown_ms) * MS)}
+    ranks = tuple(
+        replace(rank, steps=tuple(replace(step, exposed_comm_by_cause=split) for step in rank.steps))
+        for rank in analysis.ranks
+    )
+    text = " ".join(plain(replace(analysis, ranks=ranks)).split("\n\n")[1].split())
+    assert (f"Of the exposed communication {said} unexplained." in text) if said else "unexplained" not in text
 
 
 def test_what_is_hardly_known_never_leads() -> None:
@@ -387,9 +400,11 @@ def test_the_straggler_leads_with_its_reason_and_its_mark() -> None:
     analysis = waiting_by_hand(findings=(rest, lead), stragglers=(straggler(1),))
     lines = plain(analysis).splitlines()
     assert lines[2] == "Rank 1 computes slowly, and the others wait for it."
-    assert " ".join(lines[3:5]) == (
+    assert " ".join(lines[3:6]) == (
         "Its kernels take 1.22× as long as elsewhere. The waiting costs 8.0 of 100.0 ms a step, 8 %. "
-        "That is 3.8 of 48 GPU-hours a day."
+        "That is 3.8 of 48 GPU-hours a day. "
+        # 35 of the 80 ms exposed on both ranks in the steady steps are waits.
+        "Of the exposed communication 56 % unexplained."
     )
     assert "GPU-hours" not in plain(replace(analysis, steady=None))  # a capture without steps is no sample of a day
     # Steady steps: rank 0 waits (20 + 10) / 2, rank 1 (0 + 5) / 2.

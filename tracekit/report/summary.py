@@ -14,7 +14,7 @@ from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, Family, family_of_exposed, family_of_idle
 from tracekit.report.theory import NO_STRATEGY, SURE
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
-from tracekit.report.words import Scale, clean, plural
+from tracekit.report.words import Scale, clean, plural, share
 from tracekit.results import Account, Analysis, Finding, Rank, Step
 from tracekit.runs import runs
 
@@ -94,6 +94,8 @@ def summarise(analysis: Analysis) -> Summary:
         headline, lead = title(leading), lead_of(analysis, leading, mean.wall_ns, scale, whole)
     else:
         headline, lead = claim(mean.parts_ns, mean.overlap_ratio, scale, whole, analysis.thresholds)
+    if unexplained := _unexplained(analysis, mean):
+        lead = f"{lead} {unexplained}".strip() if "unexplained" not in headline else lead
     return Summary(
         job=_job(analysis),
         steps=_steps(analysis),
@@ -154,6 +156,18 @@ def lost_of(step: Step) -> Iterable[tuple[str, str, int]]:
     ):
         for cause, ns in causes.items():
             yield family_of(cause), cause, ns
+
+
+def _unexplained(analysis: Analysis, mean: Bar) -> str:
+    """Return how much of the exposed communication has no known cause, where that is enough to say it first."""
+    limits = analysis.thresholds
+    if mean.exposed_comm_ns < limits.warning_share * mean.wall_ns:
+        return ""
+    causes = [step.exposed_comm_by_cause for rank in analysis.ranks for step in steady_steps(analysis, rank)]
+    known, unknown = sum(sum(each.values()) for each in causes), sum(each.get("unknown", 0) for each in causes)
+    if not known or unknown < limits.headline_unexplained_share * known:
+        return ""
+    return f"Of the exposed communication {share(unknown, known)} unexplained."
 
 
 def _lost_by_cause(analysis: Analysis) -> list[tuple[Family, str, float]]:
