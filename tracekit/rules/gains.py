@@ -21,6 +21,7 @@ from tracekit.metrics.replay.what_if import (
     FIRST_GATHER_SPLIT,
     GATHERS_UNDER_FORWARD,
     GRAPHS_ON,
+    HOST_ON_TIME,
     LINKS_EVEN,
     OFFLOAD_APART,
     PAGEABLE_OFF,
@@ -62,7 +63,7 @@ CHANGES_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "TK206": (STAGES_EVEN,),
     "TK207": (LINKS_EVEN,),
     "TK209": (TRANSFERS_STEADY,),
-    "TK401": (GRAPHS_ON,),
+    "TK401": (HOST_ON_TIME, GRAPHS_ON),
     "TK402": (SYNC_OFF,),
     "TK403": (ALLOCATOR_OFF,),
     "TK404": (SYNC_OFF,),
@@ -102,7 +103,8 @@ def replayed(
     if not any(len(work.loading.start) or len(work.between_steps.start) for work in steps.graph.work):
         wanted.pop(DATA_ON_TIME, None)  # without anything that may be loading it would change nothing
     if not steps.numbers:
-        wanted.pop(GRAPHS_ON, None)  # nobody captures a whole program in graphs
+        for whole in (GRAPHS_ON, HOST_ON_TIME):
+            wanted.pop(whole, None)  # the host of a whole program also starts, loads and ends
     if not any(np.any(work.waits_for) for work in steps.graph.work):
         wanted.pop(SYNC_OFF, None)  # nor can waits be left out that no synchronisation record tells of
     predictions = what_if.predict([(change,) for change in wanted])
@@ -137,8 +139,8 @@ def bounded(findings: Sequence[Finding], step: Account, ranks: int, thresholds: 
         most = thresholds.gain_of_cost * cost + room
         if finding.rule not in PART_OF_COMPUTE:
             most = min(most, lost * scale + room)
-        # Among several ranks what queues behind late collectives is the cost of other findings.
-        straggling = finding.rule.startswith(("TK1", "TK2")) and ranks > 1
+        # Among several ranks what waits for late collectives is the cost of other findings.
+        straggling = finding.rule.startswith(("TK1", "TK2", "TK401")) and ranks > 1
         result.append(
             finding if gain <= most * (thresholds.gain_of_wait if straggling else 1) else replace(finding, gain_ns=None)
         )
