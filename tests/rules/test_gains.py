@@ -73,7 +73,7 @@ def test_severity_follows_what_is_saved(cost, gain, before, after):
     ],
 )
 def test_a_gain_that_no_loss_accounts_for_is_unknown(cost, gain, kept):
-    (told,) = bounded([finding("TK401", cost, gain)], STEP, 4, DEFAULT)
+    (told,) = bounded([finding("TK402", cost, gain)], STEP, 4, DEFAULT)
     assert told.gain_ns == (gain if kept else None)
 
 
