@@ -176,7 +176,7 @@ def blame(
             columns=tuple(columns),
             step_ns=mean(accounts or totals).wall_ns,
             hosts=[host_of(timeline, track) for track in tracks],
-            chained=chains(len(tracks), together.matched),
+            chained=chains(len(tracks), together.matched, counted.peers),
             thresholds=thresholds,
         )
     )

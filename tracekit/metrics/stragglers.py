@@ -146,13 +146,19 @@ def _peers(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
     return peers
 
 
-def chains(n: int, matched: Sequence[Matched]) -> NDArray[np.bool_]:
-    """(ranks, ranks) which ranks send to each other, also by way of others, each with itself: pipelines."""
+def chains(n: int, matched: Sequence[Matched], peers: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(ranks, ranks) which ranks send to each other, also by way of others, each with itself: pipelines.
+
+    Where ranks send and nothing tells to whom, any rank of another group may be behind one.
+    """
     joined = np.eye(n, dtype=np.bool_)
-    for kind in matched:
+    sends = [kind for kind in matched if kind.op == "send_recv"]
+    for kind in sends:
         # Not an exchange among all ranks, in which everybody sends to everybody.
-        if kind.op == "send_recv" and (kind.point_to_point or kind.communicator is not None) and len(kind.members) < n:
+        if (kind.point_to_point or kind.communicator is not None) and len(kind.members) < n:
             joined[np.ix_(kind.members, kind.members)] = True
+    if sends and np.count_nonzero(joined) == n and not any(kind.meets for kind in sends):
+        return joined | ~peers
     while True:
         further = (joined.astype(np.int64) @ joined) > 0
         if (further == joined).all():

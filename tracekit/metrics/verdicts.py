@@ -216,8 +216,9 @@ def _late_alike(evidence: Evidence) -> tuple[Verdict, ...]:
     share = sum(suspicion.caused_share[row] for row in (*rows, *behind))
     if len(rows) + len(behind) < 2 or not rows or share < thresholds.persistent_share:
         return ()
-    named = [each for each in told if each.cause != "unknown"]
-    if named and len(named) < len(told):  # who is late without a reason of its own is late with who has one
+    slow = [each for each in told if each.cause == "slow_compute"]
+    named = slow or [each for each in told if each.cause != "unknown"]
+    if named and len(named) < len(told):  # who sends to a slow rank idles and is late with it
         told = [each for each in told if each in named or not evidence.chained[each.row, [n.row for n in named]].any()]
         rows = [each.row for each in told]
     hosts = _whole_hosts(rows, evidence.hosts)
