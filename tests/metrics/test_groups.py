@@ -175,7 +175,10 @@ def test_captures_that_share_sends_alone_are_aligned_by_them():
 @pytest.mark.parametrize("captures", [1, 2])
 def test_the_slow_rank_of_a_pipeline_is_named_and_not_who_waits_for_it(captures):
     analysis = tracekit.analyze(pipeline(1.3, captures=captures).timeline())
-    assert [(s.rank, s.verdict, s.cause) for s in analysis.stragglers] == [(1, "persistent", "slow_compute")]
+    (straggler,) = analysis.stragglers
+    assert (straggler.rank, straggler.verdict, straggler.cause) == (1, "persistent", "slow_compute")
+    # The second stage of its pipeline comes late with it: that is its doing too.
+    assert straggler.caused_share > 0.95
 
 
 def all_to_all(hot=0, n=30):

@@ -185,9 +185,9 @@ def blame(
         Straggler(
             rank=tracks[each.row].rank,
             verdict=each.verdict,
-            wait_caused_ns=wait_caused[each.row],
+            wait_caused_ns=sum(wait_caused[row] for row in (each.row, *each.behind)),
             last_arrivals_share=suspicion.last_share[each.row],
-            caused_share=suspicion.caused_share[each.row],
+            caused_share=sum(suspicion.caused_share[row] for row in (each.row, *each.behind)),
             compute_ratio=suspicion.compute_ratio[each.row],
             cause=each.cause,
             kernel_ratio=each.why.kernel_ratio if each.why else None,

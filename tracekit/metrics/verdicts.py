@@ -43,6 +43,8 @@ class Verdict:
     """In which steps it is late; None where ranks take turns, and without steps."""
     hosts: tuple[str, ...] = ()
     """Hosts all of whose ranks are named."""
+    behind: tuple[int, ...] = ()
+    """Rows of its pipeline that are late with it: what they cause is its doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,6 +229,9 @@ def _late_alike(evidence: Evidence) -> tuple[Verdict, ...]:
     if len(rows) > 1 and any(_half_of_peers(row, rows, evidence.arrivals.peers) for row in rows):
         return tuple(_of_group(each) for each in told)
     caused = evidence.arrivals.caused[rows].sum(axis=0)
+    if len(told) == 1:
+        late_with_it = tuple(row for row in quiet if row not in rows and evidence.chained[row, rows[0]])
+        told = [replace(told[0], behind=late_with_it)]
     return tuple(replace(each, verdict="undecided") if _open(each.why, caused) else each for each in told)
 
 

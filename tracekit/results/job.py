@@ -227,7 +227,8 @@ class Straggler:
     verdict: str
     """persistent, rotating or undecided."""
     wait_caused_ns: int
-    """Exposed time a step, mean over ranks, in collectives where this rank arrived last."""
+    """Exposed time a step, mean over ranks, in collectives where this rank arrived last, or one of its pipeline that is
+    late with it."""
     last_arrivals_share: float
     """Share of collectives where it arrived last (for information; ``caused_share`` decides)."""
     caused_share: float
