@@ -69,7 +69,7 @@ _EXPOSED_COMM = {
     "on_compute_stream": "order",
     "launch_order": "order",
     "serialized": "order",
-    "behind_copy": "copy",
+    "behind_copy": "order",
     "host_late": "host",
     "between_kernels": "host",
 }

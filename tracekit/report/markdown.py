@@ -127,7 +127,7 @@ def _bar(bar: Bar, summary: Summary) -> list[str]:
     return [
         str(bar.rank),
         compute,
-        summary.scale.format(bar.wait_ns),
+        bar.shown(summary.scale).get("wait", summary.scale.format(0)),
         exposed,
         idle,
         ratio(bar.overlap_ratio),

@@ -43,12 +43,13 @@ def render_notebook(analysis: Analysis) -> str:
 def _families(summary: Summary) -> list[dict[str, object]]:
     """The parts of the mean bar: colour, share of the bar, and both in words."""
     time, colours = summary.mean.families, palette()["light"]
+    shown = summary.mean.shown(summary.scale)
     whole = sum(time.values()) or 1.0
     return [
         {
             "colour": colours[family.key],
             "percent": 100 * time[family.key] / whole,
-            "words": f"{family.label} {summary.scale.with_unit(time[family.key])}",
+            "words": f"{family.label} {shown[family.key]} {summary.scale.unit}",
         }
         for family in FAMILIES
         if time.get(family.key)

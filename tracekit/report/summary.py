@@ -14,7 +14,7 @@ from tracekit.metrics.accounting import total
 from tracekit.report.causes import FAMILIES, Family, family_of_exposed, family_of_idle
 from tracekit.report.theory import NO_STRATEGY, SURE
 from tracekit.report.verdict import claim, headline_finding, lead_of, notes, straggler_tag, title
-from tracekit.report.words import Scale, clean, plural, share
+from tracekit.report.words import Scale, clean, in_ticks, plural, share
 from tracekit.results import Account, Analysis, Finding, Rank, Step
 from tracekit.runs import runs
 
@@ -49,6 +49,14 @@ class Bar:
     def wait_ns(self) -> float:
         """Time spent waiting for peers, as far as causes are known."""
         return self.families.get("wait", 0.0)
+
+    def shown(self, scale: Scale) -> dict[str, str]:
+        """The families as they are shown everywhere: compute and copies are the identity's, all add up to the whole."""
+        compute, comm, copy, idle = in_ticks(self.parts_ns, scale)
+        ticks = {"compute": compute, "copy": copy}
+        rest = [key for key in self.families if key not in ticks]
+        ticks |= dict(zip(rest, in_ticks([self.families[key] for key in rest], scale, comm + idle), strict=True))
+        return {key: scale.format(ticks[key] * scale.tick_ns) for key in self.families}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

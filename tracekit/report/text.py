@@ -154,7 +154,7 @@ def _bars(summary: Summary, width: int, unicode: bool) -> Iterator[Text]:
     longest = max(bar.wall_ns for bar in summary.bars)
     for bar in summary.bars:
         parts = add_up(bar.parts_ns, summary.scale)
-        loss = summary.scale.format(bar.wait_ns) if waits else parts[1]
+        loss = bar.shown(summary.scale).get("wait", summary.scale.format(0)) if waits else parts[1]
         figures = _cells([parts[0], loss, ratio(bar.overlap_ratio)][-len(heads) :], widths)
         painted = _bar(bar, families, bar_width, longest, unicode)
         yield Text.assemble(f"{bar.rank:>{label_width - 2}}  ", painted, figures, _mark(bar))

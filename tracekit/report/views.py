@@ -75,10 +75,11 @@ def bar_views(summary: Summary, sheet: Sheet) -> BarViews:
 
 def _bar(bar: Bar, name: str, summary: Summary, sheet: Sheet, longest: float, waits: bool) -> BarView:
     scale = summary.scale
-    shown = add_up(list(bar.families.values()), scale)
+    shown = bar.shown(scale)
     parts = add_up(bar.parts_ns, scale)
     segments = []
-    for (key, ns), value in zip(bar.families.items(), shown, strict=True):
+    for key, ns in bar.families.items():
+        value = shown[key]
         full = f"{_LABELS[key]} {value}"
         segments.append(
             Segment(
@@ -95,7 +96,7 @@ def _bar(bar: Bar, name: str, summary: Summary, sheet: Sheet, longest: float, wa
         segments=tuple(segments),
         filler=sheet.width(1 - bar.wall_ns / longest),
         spoken=", ".join(f"{segment.label} {scale.unit}" for segment in segments),
-        loss=scale.format(bar.wait_ns) if waits else parts[1],
+        loss=shown.get("wait", scale.format(0)) if waits else parts[1],
         compute=parts[0],
         overlap=ratio(bar.overlap_ratio),
     )

@@ -66,14 +66,18 @@ def add_up(parts_ns: Sequence[float], scale: Scale) -> list[str]:
     The whole is the sum of the parts, rounded to the scale's last digit; each part is rounded down and the missing
     ticks go to the parts with the largest remainders.
     """
-    tick = scale.tick_ns
-    exact = [Fraction(part) / tick for part in parts_ns]
+    return [scale.format(count * scale.tick_ns) for count in in_ticks(parts_ns, scale)]
+
+
+def in_ticks(parts_ns: Sequence[float], scale: Scale, whole: int | None = None) -> list[int]:
+    """The parts in whole ticks of the scale that add up to ``whole`` ticks (None: to their sum, rounded)."""
+    exact = [Fraction(part) / scale.tick_ns for part in parts_ns]
     floors = [part.numerator // part.denominator for part in exact]
-    missing = int(sum(exact) + Fraction(1, 2)) - sum(floors)
+    missing = (int(sum(exact) + Fraction(1, 2)) if whole is None else whole) - sum(floors)
     by_remainder = sorted(range(len(exact)), key=lambda i: (floors[i] - exact[i], i))
-    for i in by_remainder[:missing]:
-        floors[i] += 1
-    return [scale.format(floor * tick) for floor in floors]
+    for i in by_remainder[:missing] if missing > 0 else by_remainder[missing:] if missing else ():
+        floors[i] += 1 if missing > 0 else -1
+    return floors
 
 
 def duration(ns: float) -> str:
