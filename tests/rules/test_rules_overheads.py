@@ -91,6 +91,26 @@ def test_first_use_by_the_calls_in_the_gap(calls, first_use_us):
     assert sum(step.idle_by_cause.values()) == step.account.idle_ns
 
 
+def test_tk409_in_warm_up_is_said_and_costs_nothing():
+    """20 ms of loading in the first step, which is in no figure; 0.2 ms of it would not be worth a word."""
+
+    def in_the_first_step(p, *, took=20_000):
+        if p.step:
+            return p
+        p.rank.kernel(
+            jobs.us(p.gpu + took + 6),
+            jobs.us(p.gpu + took + 106),
+            name="new",
+            called=(jobs.us(p.gpu), jobs.us(p.gpu + took)),
+        )
+        return jobs.moved(p, p.gpu + took + 10, p.gpu + took + 106)
+
+    found = findings(job(None, between=in_the_first_step))["TK409"]
+    assert (found.cost_ns, found.gain_ns, found.steps, found.severity) == (None, None, (), Severity.INFO)
+    assert "in warm-up" in found.title
+    assert "TK409" not in findings(job(None, between=lambda p: in_the_first_step(p, took=210)))
+
+
 def test_tk409_again_and_again():
     def each_step(p):
         p.call("cuModuleLoadData", p.gpu + 100, p.gpu + 900)

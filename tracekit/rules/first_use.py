@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracekit.metrics.activity import Doing
 from tracekit.metrics.bubbles import Lost
 from tracekit.metrics.views import RankView
-from tracekit.results import Evidence, Finding, SkippedRule
+from tracekit.results import Evidence, Finding, Severity, SkippedRule
 from tracekit.rules.base import Context
 from tracekit.rules.host import without_launches
 from tracekit.rules.loss import Loss, milliseconds
@@ -31,6 +31,7 @@ class LazyLoading:
             return
         loss = Loss.of(context, lambda view: view.bubbles.of_cause(Lost.IDLE, "first_use"))
         if loss.share < context.thresholds.reported_share or loss.cost_ns == 0:
+            yield from _before_the_figures(context)
             return
         kernels, libraries, graphs = _loaded(loss)
         again = bool(context.steps) and len(loss.steps) > context.thresholds.pauses_share * len(context.steps)
@@ -46,6 +47,32 @@ class LazyLoading:
             ],
             _fix(context, again),
         )
+
+
+def _before_the_figures(context: Context) -> Iterable[Finding]:
+    """First use in steps that are left out is no loss of a typical step; where it is long it is said all the same."""
+    lost = [int(v.bubbles.ns[v.bubbles.of_cause(Lost.IDLE, "first_use")].sum()) for v in context.views]
+    whole = sum(rank.totals.wall_ns for rank in context.ranks)
+    if not context.steps or not whole or sum(lost) < context.thresholds.warning_share * whole:
+        return
+    share = sum(lost) / whole
+    yield Finding(
+        rule=LazyLoading.code,
+        severity=Severity.INFO,
+        title=f"Code is loaded when it is first used, in warm-up: {100 * share:.0f} % of the capture, in no figure",
+        ranks=tuple(view.rank for view, ns in zip(context.views, lost, strict=True) if ns),
+        steps=(),
+        cost_ns=None,
+        gain_ns=None,
+        evidence=(
+            Evidence(
+                metric="idle while code is loaded, mean over ranks",
+                value=milliseconds(sum(lost) / len(lost)),
+                unit="ms in all",
+            ),
+        ),
+        fix="Steps after it are not slower for it. To have it out of the capture, begin it after the warm-up.",
+    )
 
 
 def _title(loss: Loss, libraries: int, graphs: int, again: bool) -> str:
