@@ -53,6 +53,7 @@ def test_largest_gain_first_and_the_cost_where_none_is_known():
         (300, None, Severity.ERROR, Severity.ERROR),
         (300, 0, Severity.INFO, Severity.INFO),  # a rule that only informs, whatever it costs
         (None, None, Severity.WARNING, Severity.WARNING),
+        (None, 100, Severity.INFO, Severity.ERROR),  # what has no cost of its own may gain all the same
     ],
 )
 def test_severity_follows_what_is_saved(cost, gain, before, after):

@@ -12,11 +12,11 @@ LESS, MORE = 0.75, 1.25
 
 def saves_words(finding: Finding, scale: Scale, wall_ns: float, whole: str) -> str:
     """Return cost and gain as far as the leading figure does not say them; empty for what is not about time."""
-    if finding.cost_ns is None:
-        return ""
     if finding.gain_ns is None:
-        return "that is its cost: the gain is not known"
+        return "that is its cost: the gain is not known" if finding.cost_ns is not None else ""
     after = f"without it {scale.with_unit(wall_ns - finding.gain_ns)} a {whole}"
+    if finding.cost_ns is None:
+        return after
     cost, gain = scale.with_unit(finding.cost_ns), scale.with_unit(finding.gain_ns)
     return after if cost == gain else f"costs {cost}{_why_they_differ(finding)}; {after}"
 

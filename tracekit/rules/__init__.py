@@ -191,7 +191,7 @@ def graded(findings: Iterable[Finding], wall_ns: int, thresholds: Thresholds) ->
     """Findings about time whose severity follows what fixing them saves, not what they cost."""
     for finding in findings:
         by_cost = severity_of(finding.cost_ns or 0, wall_ns, thresholds)
-        if finding.gain_ns is None or finding.cost_ns is None or finding.severity != by_cost:
+        if finding.gain_ns is None or finding.severity != by_cost:
             yield finding
         else:
             yield replace(finding, severity=severity_of(finding.gain_ns, wall_ns, thresholds))
