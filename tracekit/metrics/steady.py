@@ -66,9 +66,9 @@ def _cut_off(
             if not step.followed:
                 ends.setdefault(step.step, []).append(step.account.wall_ns)
     found: list[int] = []
-    for number in reversed(kept):
+    for number in reversed([number for number in kept if number in ends]):
         others = [means[other] for other in kept if other not in (number, *found)]
-        if number in ends and others:
+        if others:
             usual = float(np.median(others))
             if sum(ends[number]) / len(ends[number]) < (1 - thresholds.cut_off_share) * usual:
                 found.append(number)
