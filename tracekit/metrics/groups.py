@@ -253,7 +253,7 @@ def _equally_close(shares: Sequence[Share], thresholds: Thresholds) -> list[Grou
         for i in range(len(shares))
         for j in range(i + 1, len(shares))
         if shares[i].rank != shares[j].rank
-        and (p := beside(shares[i], shares[j], thresholds)).count >= FEW
+        and (p := beside(shares[i], shares[j], thresholds)).count >= FEW_ARRIVALS
         and p.possible(thresholds)
         and p.ends <= p.gap * thresholds.end_spread_share / 4
     ]

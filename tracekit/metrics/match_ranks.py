@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tracekit.config import Thresholds
 from tracekit.metrics.clocks import ClockFit
-from tracekit.metrics.groups import Group, Key, Share, corroborated, leaving_together
+from tracekit.metrics.groups import FEW_ARRIVALS, Group, Key, Share, corroborated, leaving_together
 from tracekit.metrics.identity import RankCollectives
 from tracekit.metrics.lags import FEWEST
 from tracekit.metrics.matching import FINISH_TOGETHER, MISSING, Matched, by_end, by_order, spread_of
@@ -159,8 +159,10 @@ class _Matching:
         """Whether few collectives end at about the same time in their order, as far as wall clocks tell."""
         shift = [self._clocks.coarse_ns[share.rank] for share in (own, other)]
         count = min(len(own.end), len(other.end))
-        if count < 2 or shift[0] is None or shift[1] is None:
+        if shift[0] is None or shift[1] is None:
             return True
+        if count < FEW_ARRIVALS:
+            return False
         raw = [self._raw(share)[:count] - ns for share, ns in zip((own, other), shift, strict=True) if ns is not None]
         gap = float(np.median(np.diff(raw[1])))
         return bool(np.median(np.abs(raw[0] - raw[1])) <= gap / 4)

@@ -81,7 +81,10 @@ class Evidence:
         others = beside[~np.isin(beside, rows)]
         if len(others):
             busy = self.matrix.compute + self.matrix.idle
-            more = np.nan_to_num(busy[list(rows)].mean(axis=0) - np.nanmedian(busy[others], axis=0))
+            known = ~np.isnan(busy[others]).all(axis=0)
+            more = np.zeros(len(late))
+            more[known] = busy[list(rows)].mean(axis=0)[known] - np.nanmedian(busy[others][:, known], axis=0)
+            more = np.nan_to_num(more)
             if np.maximum(more, 0.0).sum() >= self.thresholds.explained_share * late.sum():
                 late = more
         return pattern_of(late, self.numbers, self.step_ns, self.thresholds)

@@ -175,9 +175,9 @@ class LateUnexplained:
         if late is None:
             return
         rank, by_ns = late
-        cost = context.ledger.claim(lambda view: view.bubbles.of_cause(Lost.EXPOSED_COMM, "start_up"))
-        if cost < context.thresholds.warning_share * context.step.wall_ns:
+        if context.ledger.left(_starting) < context.thresholds.warning_share * context.step.wall_ns:
             return
+        cost = context.ledger.claim(_starting)
         yield Finding(
             rule=self.code,
             severity=context.severity(cost),
@@ -196,15 +196,22 @@ class LateUnexplained:
         )
 
 
+def _starting(view: RankView) -> Bool:
+    """The bubbles of first collectives."""
+    return view.bubbles.of_cause(Lost.EXPOSED_COMM, "start_up")
+
+
 def _late_at_start(context: Context) -> tuple[int, int] | None:
-    """(rank, by how many ns) of the one that comes last to the first collective; None where its capture may just have
-    begun: it has to have run something before the others came."""
-    views = [view for view in context.views if len(view.collectives.row)]
-    if len(context.timeline.captures) != 1 or len(views) < 2 or not any(context.start_up.wait_ns):
+    """(rank, by how many ns) of the one that comes last to the first collective.
+
+    None where its capture may just have begun: it has to have run something for as long as the others waited for it.
+    """
+    waits = context.start_up.wait_ns
+    rows = [row for row, view in enumerate(context.views) if len(view.collectives.row)]
+    if context.steady is not None or len(rows) < 2 or not any(waits):
         return None
-    arrival = [int(view.ops.start[view.collectives.row[0]]) for view in views]
-    last = max(range(len(views)), key=lambda i: arrival[i])
-    others = [t for i, t in enumerate(arrival) if i != last]
-    if int(views[last].ops.start[0]) >= min(others):
-        return None
-    return views[last].rank, arrival[last] - min(others)
+    last = min(rows, key=lambda row: waits[row])
+    longest = max(waits[row] for row in rows)
+    view = context.views[last]
+    captured = int(view.ops.start[view.collectives.row[0]] - view.ops.start[0])
+    return (view.rank, longest) if captured >= longest and waits[last] == 0 else None
