@@ -209,6 +209,8 @@ class WhatIf:
     def _straggler_off(self, now: Changed) -> Changed | None:
         if self._unmatched_share() > self._thresholds.replay_error_share:
             return None  # who waits for whom in them is not known
+        if self._launched_share() < self._thresholds.launch_rows_share:
+            return None  # nor what would come earlier
         persistent = [self._ranks.index(s.rank) for s in self._stragglers if s.verdict == "persistent"]
         even = any(s.cause == "sequence_length" for s in self._stragglers)
         if persistent and not even:
@@ -219,6 +221,11 @@ class WhatIf:
         if self._unmatched_share() > self._thresholds.replay_error_share:
             return None
         return even_stages(now, self._steps.graph)
+
+    def _launched_share(self) -> float:
+        """Share of the replayed operations whose launch is known."""
+        works = self._steps.graph.work
+        return sum(int((work.call != NONE).sum()) for work in works) / max(sum(len(work) for work in works), 1)
 
     def _unmatched_share(self) -> float:
         """Share of the steps in sends, receives and all-to-alls that are not matched across ranks, mean over ranks."""
