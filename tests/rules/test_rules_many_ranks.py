@@ -58,7 +58,9 @@ def test_tk201_slow_compute():
     assert "Rank 3" in found.title
     assert "device 3" in found.fix
     assert found.cost_ns == 3 * 5 * 300 * US // 4
-    assert found.severity == Severity.ERROR
+    # The host launches nothing ahead of its time here: a replay gains 1 % of the step, and severity follows it.
+    assert found.gain_ns < 0.02 * 5 * MS
+    assert found.severity == Severity.INFO
     assert found.steps == tuple(range(1, 8))
     assert value(found, "same kernels, this rank over its peers") == 1.5
     assert value(found, "compute over its peers' median") == 1.5
