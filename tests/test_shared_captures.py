@@ -116,7 +116,6 @@ def test_steps_start_where_sql_finds_their_first_kernel(path):
     database.close()
 
 
-@pytest.mark.xfail(strict=False, reason="the ends of its all-gathers are further apart than clock_tolerance_ns")
 def test_one_report_and_two_of_the_same_ranks_agree():
     """The second rank's own report has its own time zero; put right by the clocks, every time is the same."""
     together = analysis("traces/hta_128rank_onereport.sqlite")

@@ -42,20 +42,21 @@ def replayed(strategy, folder, *changes):
     (capture,) = jobs.one_report("job", strategy.job)
     path = Writer(captured.as_counted(strategy.job, [capture]), capture, NSYS_2026).write(folder)
     found = tracekit.analyze(tracekit.open(path), Options(what_if=changes)).replay
-    assert (found.reason, len(found.steps)) == (None, STEPS - 1)
+    assert found.reason is None
+    assert len(found.steps) in (STEPS - 1, STEPS - 2)  # without the first, and without a last one that is cut off
     return found
 
 
-def step_time(strategy):
-    """Mean over ranks and steps, the first of which loads kernels."""
+def step_time(strategy, steps=STEPS - 1):
+    """Mean over ranks and so many steps, without the first, which loads kernels."""
     ranks = strategy.job.ranks
-    return statistics.mean(end - start for rank in ranks for _, start, end in step_windows(rank)[1:])
+    return statistics.mean(end - start for rank in ranks for _, start, end in step_windows(rank)[1 : 1 + steps])
 
 
 def compare(tmp_path, change, now, then, least=0.05):
     """A change of the job ``now`` predicts ``then`` within 5 %, and is worth at least a twentieth of a step."""
     found = replayed(now, tmp_path, change)
-    assert found.step_time_ns == pytest.approx(step_time(now), abs=1)
+    assert found.step_time_ns == pytest.approx(step_time(now, len(found.steps)), abs=1)
     truth = step_time(then)
     assert found.step_time_ns - truth > least * truth
     (prediction,) = found.what_if

@@ -88,7 +88,8 @@ def test_only_ranges_are_ranges(tmp_path: Path) -> None:
         # A capture that began at 1000: its duration marks an open range and is not where the range ends.
         ({"duration": DURATION_NS, "startTime": 1_000, "stopTime": STOP_NS}, DURATION_NS, STOP_NS, True),
         ({"duration": DURATION_NS, "startTime": 1_000, "stopTime": STOP_NS}, None, STOP_NS, True),
-        ({"duration": DURATION_NS, "startTime": 1_000, "stopTime": STOP_NS}, STOP_NS, STOP_NS, False),
+        # So does its last instant: nothing is left by chance at the very end.
+        ({"duration": DURATION_NS, "startTime": 1_000, "stopTime": STOP_NS}, STOP_NS, STOP_NS, True),
         ({"duration": DURATION_NS, "startTime": 0, "stopTime": DURATION_NS}, DURATION_NS, DURATION_NS, True),
         ({"duration": None, "startTime": None, "stopTime": None}, None, 7_000, True),  # the last that is known
         (None, None, 7_000, True),

@@ -145,8 +145,11 @@ def test_select_on_the_command_line_and_fail_on():
     assert "TK7" in unknown.output
 
 
+CALM = ("--threshold", "wait_share=0.5", "--threshold", "pushed_share=0.9")
+
+
 def test_thresholds_on_the_command_line():
-    calm = json.loads(run("analyze", str(SAMPLE), "--format", "json", "--threshold", "wait_share=0.5").stdout)
+    calm = json.loads(run("analyze", str(SAMPLE), "--format", "json", *CALM).stdout)
     assert "TK201" not in {finding["rule"] for finding in calm["findings"]}
     for wrong in ("wait_share", "wait_shar=1", "wait_share=-1", "wait_share=nan"):
         assert run("analyze", str(SAMPLE), "--threshold", wrong).exit_code == 2

@@ -226,7 +226,8 @@ def test_instants_before_the_first_captures_zero_move_all(tmp_path: Path) -> Non
     for capture, ahead in ((0, 0), (1, 2_000_000)):
         rank = job.process(capture=capture)
         for k in range(20):
-            rank.comm(1_500_000 + 100_000 * k + ahead, 1_550_000 + 100_000 * k + ahead + k % 3)
+            at = 1_500_000 + 100_000 * k + 3_000 * k * k + ahead  # uneven, or the clocks would fit at several places
+            rank.comm(at, at + 50_000 + k % 3)
     job.processes[1].kernel(1_000_000, 1_010_000)
     trace = traced(job.timeline(), tmp_path / "early.pftrace")
     first = next(s for s in trace.slices if s.category == "compute")

@@ -45,7 +45,7 @@ def no_prefetch_in_an_old_capture(job):
     forward_without_prefetch(job.rank(), 0)
 
 
-@case({"TK101": 200, "TK100": 100}, ("TK102", *HOST), job={"apart": True}, ranks=(0, 1, 2, 3), steps=())
+@case({"TK101": 300}, ("TK102", *HOST), job={"apart": True}, ranks=(0, 1, 2, 3), steps=())
 def no_prefetch_in_four_reports(job):
     for _ in range(4):
         forward_without_prefetch(job.rank(), 0)

@@ -39,7 +39,7 @@ class LikelyWaiting:
             return
         long = {view.rank: _long(view, context) for view in context.views}
         limit = sum(_excess(view, *long[view.rank], context) for view in context.views) // context.ledger.windows
-        if limit < context.thresholds.warning_share * context.step.wall_ns:
+        if not limit or limit < context.thresholds.warning_share * context.step.wall_ns:
             return
         cost = context.ledger.claim(lambda view: _of_rows(view, long[view.rank][0]), at_most_ns=limit)
         usual, longest, count = _figures(context, long)
